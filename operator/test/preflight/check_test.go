@@ -117,7 +117,8 @@ func eventually(t *testing.T, what string, condition func(ctx context.Context) (
 
 func within(t *testing.T, limit time.Duration, what string, condition func(ctx context.Context) (bool, error)) {
 	t.Helper()
-	if err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, limit, true, condition); err != nil {
+	every := max(20*time.Millisecond, limit/1000) // what takes long to come about may take long to look at
+	if err := wait.PollUntilContextTimeout(t.Context(), every, limit, true, condition); err != nil {
 		t.Fatalf("waited in vain until %s: %v", what, err)
 	}
 }

@@ -313,6 +313,9 @@ func (f *fleet) pod(ctx context.Context, pod *corev1.Pod, e ending, nodes []stri
 		state.Terminated = &corev1.ContainerStateTerminated{Reason: "Error", ExitCode: 1}
 		pod.Status.Phase = corev1.PodFailed
 	}
+	if e.running && len(pod.Status.ContainerStatuses) > 0 && pod.Status.ContainerStatuses[0].State.Running != nil {
+		return nil
+	}
 	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: pod.Spec.Containers[0].Name, Image: pod.Spec.Containers[0].Image, State: state}}
 	f.mu.Lock()
 	if !e.silent {

@@ -27,7 +27,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -295,11 +297,44 @@ func planning(nodes int) time.Duration {
 	return took[rounds/2]
 }
 
+// waitingJobs is the number of jobs that wait for their nodes at a time.
+const waitingJobs = 11
+
+// jobsStart returns how long the last of so many jobs of two pods waits for its nodes to be proven.
+func jobsStart(t *testing.T, limit time.Duration) time.Duration {
+	t.Helper()
+	created := time.Now()
+	var jobs []*unstructured.Unstructured
+	for i := range waitingJobs {
+		jobs = append(jobs, newJob(t, "PyTorchJob", "scale", func(j *unstructured.Unstructured) {
+			j.SetName(fmt.Sprintf("scale-%d", i))
+			if err := unstructured.SetNestedField(j.Object, int64(2), "spec", "pytorchReplicaSpecs", "Worker", "replicas"); err != nil {
+				t.Fatal(err)
+			}
+		}))
+	}
+	for _, job := range jobs {
+		within(t, limit, job.GetName()+" starts", func(ctx context.Context) (bool, error) {
+			got, err := state(ctx, job)
+			return got == started, err
+		})
+	}
+	return time.Since(created)
+}
+
 // TestScale runs the operator's program with many simulated nodes, one in a hundred slow, and measures the cost.
 func TestScale(t *testing.T) {
 	slow := map[string]float64{}
 	for i := 50; i < *scale; i += 100 {
 		slow[fmt.Sprintf("scale-%04d", i)] = 0.1
+	}
+	limited := admin
+	t.Cleanup(func() { admin = limited })
+	fast := rest.CopyConfig(config)
+	fast.QPS = -1
+	var err error
+	if admin, err = client.New(fast, client.Options{Scheme: scheme}); err != nil {
+		t.Fatal(err)
 	}
 	var begun sync.Map // when each run was seen first, by its nodes
 	quick := links(slow)
@@ -312,13 +347,21 @@ func TestScale(t *testing.T) {
 	nodes := pretendNodes(t, "scale", *scale, kubelet(t, f))
 	labelledPods(t, *scalePods)
 	p := startProcess(t)
-	policy := newPolicy(t, "scale", func(s *evenkeel.NetworkCheckPolicySpec) { s.Triggers.NewNodes = evenkeel.SwitchDisabled })
+	policy := newPolicy(t, "scale", onStart(nil))
 	limit := waitTimeout + time.Duration(*scale)*300*time.Millisecond + 40*(*scaleRun)
 	within(t, limit, "all nodes say that they were never checked", func(context.Context) (bool, error) {
 		var list corev1.NodeList
 		err := admin.List(t.Context(), &list, client.MatchingLabels{"pool": "scale"})
 		return !slices.ContainsFunc(list.Items, func(n corev1.Node) bool {
 			return !slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == evenkeel.ConditionNodeHealthy })
+		}), err
+	})
+	gateTook := jobsStart(t, limit)
+	within(t, limit, "the checks of the jobs have ended", func(ctx context.Context) (bool, error) {
+		var list evenkeel.NetworkCheckList
+		err := admin.List(ctx, &list, client.InNamespace(namespace))
+		return !slices.ContainsFunc(list.Items, func(c evenkeel.NetworkCheck) bool {
+			return !meta.IsStatusConditionTrue(c.Status.Conditions, evenkeel.ConditionComplete)
 		}), err
 	})
 	before, err := p.scrape()
@@ -428,13 +471,14 @@ func TestScale(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d nodes, %d runs: checked in %s, marked after %s, %.2f writes for each run, then %.2f for each node, none at rest; check's status %d bytes, node's health %d; controller %d MiB at most, %d MiB at rest, %.1f s of processor",
-		*scale, runs, checkTook, markedAfter.Round(time.Second), perRun, perNode, checkStatus, health, memory>>20, restMemory>>20, marked["process_cpu_seconds_total"])
+	t.Logf("%d nodes, %d runs: checked in %s, marked after %s, %.2f writes for each run, then %.2f for each node, none at rest; jobs started after %s; report read in %s; check's status %d bytes, node's health %d; controller %d MiB at most, %d MiB at rest, %.1f s of processor",
+		*scale, runs, checkTook, markedAfter.Round(time.Second), perRun, perNode, gateTook.Round(100*time.Millisecond), readTook.Round(time.Millisecond), checkStatus, health, memory>>20, restMemory>>20, marked["process_cpu_seconds_total"])
 	if *scaleResults == "" {
 		return
 	}
 	rows := [][]string{
 		{"verdict on all nodes, from the choice of the nodes", checkTook.String(), maxCheck.String(), fmt.Sprintf("%d runs of %s, %d nodes at a time", runs, *scaleRun, *check.Spec.WithDefaultsFor(*scale).MaxConcurrentNodes)},
+		{fmt.Sprintf("%d jobs of two pods, all at once: until the last one starts", waitingJobs), gateTook.Round(100 * time.Millisecond).String(), "", "each has a check of its own nodes, one run for each pair"},
 		{"all nodes marked, from the check's creation", markedAfter.Round(time.Second).String(), "", "condition and label on each"},
 		{"one decision about 256 nodes", planning(256).Round(10 * time.Microsecond).String(), maxPlanning.String(), "who meets whom next, at the end of a check, when there is most to think of"},
 		{"one decision about 1,000 nodes", planning(1000).Round(10 * time.Microsecond).String(), "", ""},
