@@ -738,6 +738,7 @@ mod tests {
     use std::thread;
 
     use evenkeel_protocol::Frame;
+    use rustix::event::{PollFd, PollFlags, poll};
     use socket2::SockRef;
 
     use super::*;
@@ -871,6 +872,29 @@ mod tests {
         far.shutdown(Shutdown::Write).unwrap();
         no_flow_is_left();
         assert!(fails_after(2 * CLOSED_TIMEOUT), "after a flow that was closed");
+        receiver.close();
+    }
+
+    /// The kernel reports the reset to whoever uses the flow first: here to an acknowledgement, as when flows report each other.
+    #[test]
+    fn reset_that_a_write_notices_is_no_orderly_end() {
+        let transport = test_support::transport();
+        let runtime = transport.runtime().unwrap();
+        let context = transport.context(0, "").unwrap();
+        let peer = "127.0.0.1:1".parse().unwrap();
+        let (near, far) = flow();
+        let receiver = TcpReceiver::open(context, runtime.workers(), peer, vec![near]).unwrap();
+        let flow = receiver.flows().remove(0);
+        let reading = flow.reading.lock();
+        reset(far);
+        let hang_up = &mut [PollFd::new(&flow.socket, PollFlags::empty())];
+        assert_eq!(poll(hang_up, None), Ok(1));
+        flow.reply(|replies| replies.ack = Some(0));
+        drop(reading);
+        flow.read(1);
+        test_support::until(|| receiver.flows().is_empty().then_some(()));
+        assert_eq!(receiver.base.counters.lost.get(), 1);
+        assert_eq!(lock(&receiver.queue).replacement_timeout, RESET_TIMEOUT);
         receiver.close();
     }
 

@@ -108,6 +108,15 @@ pub(super) enum FlowEnd {
     Unreachable(String),
 }
 
+impl From<io::Error> for FlowEnd {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::ConnectionReset => Self::Reset(error.to_string()),
+            _ => Self::Unreachable(error.to_string()),
+        }
+    }
+}
+
 /// What follows a stage.
 enum StageOutcome {
     /// The next stage, without reading.
@@ -157,6 +166,8 @@ impl ReadStage {
 #[derive(Default)]
 pub(super) struct ReplyState {
     pub(super) closed: bool,
+    /// Why nothing more can be written. The kernel reports an error once, and whoever reads then sees the end of the stream.
+    pub(super) error: Option<io::Error>,
     /// Whether the dialer knows that the flow is accepted. No frame may be written before that.
     pub(super) is_answered: bool,
     /// Encoded frames, and how much of them is written.
@@ -404,10 +415,7 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
                 StageOutcome::Received(Received { bytes: received, is_all: received < room })
             }
             Err(error) if would_block(&error) => StageOutcome::WouldBlock,
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
-                StageOutcome::Ended(FlowEnd::Reset(error.to_string()))
-            }
-            Err(error) => StageOutcome::Ended(FlowEnd::Unreachable(error.to_string())),
+            Err(error) => StageOutcome::Ended(error.into()),
         }
     }
 
@@ -421,8 +429,11 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
         Ok(received)
     }
 
-    /// Why the flow ended that the peer has closed.
+    /// Why the flow ended that has nothing more to read.
     fn end_of_stream(&self, reading: &ReadState) -> FlowEnd {
+        if let Some(error) = lock(&self.replies).error.take() {
+            return error.into();
+        }
         match reading.stage {
             ReadStage::Header { have: 0 } => FlowEnd::Expected,
             _ => FlowEnd::Lost("the peer closed it in the middle of a message".to_owned()),
@@ -531,8 +542,13 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
             let rest = &replies.bytes[replies.written..];
             match sys::send_with_header(&self.socket, rest, nothing) {
                 Ok(sent) => replies.written += sent,
-                // Later, or the reading side will notice.
-                Err(_) => return,
+                Err(error) => {
+                    // Later, or the reading side ends the flow.
+                    if !would_block(&error) && error.kind() != io::ErrorKind::BrokenPipe {
+                        replies.error.get_or_insert(error);
+                    }
+                    return;
+                }
             }
         }
     }
