@@ -356,7 +356,16 @@ func TestScale(t *testing.T) {
 			return !slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == evenkeel.ConditionNodeHealthy })
 		}), err
 	})
+	reached := func(what string) { // a run that is cut off says how far it came
+		memory, err := p.memory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s: controller %d MiB at most", what, memory>>20)
+	}
+	reached(fmt.Sprintf("%d nodes, %d pods", *scale, *scalePods))
 	gateTook := jobsStart(t, limit)
+	reached(fmt.Sprintf("%d jobs started after %s", waitingJobs, gateTook.Round(100*time.Millisecond)))
 	within(t, limit, "the checks of the jobs have ended", func(ctx context.Context) (bool, error) {
 		var list evenkeel.NetworkCheckList
 		err := admin.List(ctx, &list, client.InNamespace(namespace))
@@ -377,6 +386,7 @@ func TestScale(t *testing.T) {
 		return meta.IsStatusConditionTrue(check.Status.Conditions, evenkeel.ConditionComplete), err
 	})
 	checkTook := check.Status.CompletionTime.Sub(check.Status.StartTime.Time)
+	reached(fmt.Sprintf("%d nodes checked in %s", *scale, checkTook))
 	ended, err := p.scrape()
 	if err != nil {
 		t.Fatal(err)
@@ -395,6 +405,7 @@ func TestScale(t *testing.T) {
 		return len(marked.Items) == *scale, err
 	})
 	markedAfter := time.Since(started)
+	reached(fmt.Sprintf("marked after %s", markedAfter.Round(time.Second)))
 	marked, err := p.scrape()
 	if err != nil {
 		t.Fatal(err)
