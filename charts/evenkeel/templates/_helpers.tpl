@@ -131,6 +131,15 @@ spec:
 - {apiGroups: [batch], apiVersions: [v1], resources: [jobs], operations: [{{ . }}], scope: Namespaced}
 {{- end -}}
 
+{{- /* The same kinds, for CEL. */ -}}
+{{- define "evenkeel.jobResources" -}}
+{{- $all := list -}}
+{{- range (include "evenkeel.jobRules" "CREATE" | fromYamlArray) -}}
+{{- $all = append $all (printf "'%s/%s'" (first .apiGroups) (first .resources)) -}}
+{{- end -}}
+{{- join ", " $all -}}
+{{- end -}}
+
 {{- /* Guards: admission policies that narrow what RBAC allows an account. Those of the cleanup go with its hook. */ -}}
 {{- define "evenkeel.guardName" -}}
 {{- if eq .account "controller" -}}

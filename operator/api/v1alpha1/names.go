@@ -4,6 +4,8 @@ package v1alpha1
 const (
 	// ProfileKey is the annotation on a job that asks for a profile, and the label on its pods that calls the pod webhook.
 	ProfileKey = "evenkeel.dev/profile"
+	// DefaultProfileKey is the label on a namespace that names the profile of its GPU jobs without the annotation.
+	DefaultProfileKey = "evenkeel.dev/default-profile"
 	// ContainersKey is the annotation that names the containers to inject, comma-separated.
 	ContainersKey = "evenkeel.dev/containers"
 	// ReductionKey is the annotation that asks for reduction servers: a number, Auto or Off.

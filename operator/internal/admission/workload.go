@@ -55,6 +55,10 @@ func (w workloadPinner) Handle(ctx context.Context, req admission.Request) admis
 			return response
 		}
 	}
+	defaulted, err := w.addDefaultProfile(ctx, job, req)
+	if err != nil {
+		return admission.Errored(http.StatusInternalServerError, err)
+	}
 	name, asked := job.GetAnnotations()[evenkeel.ProfileKey], job.GetAnnotations()[evenkeel.ReductionKey]
 	if name == "" && asked == "" || !workload.Known(job.GroupVersionKind().GroupKind()) {
 		return admission.Allowed("")
@@ -70,6 +74,9 @@ func (w workloadPinner) Handle(ctx context.Context, req admission.Request) admis
 		return admission.Denied(fmt.Sprintf("annotation %s: %s needs a profile: add the annotation %s", evenkeel.ReductionKey, asked, evenkeel.ProfileKey))
 	}
 	warnings, err := w.pinProfile(ctx, job, name, req)
+	if defaulted {
+		warnings = append(warnings, fmt.Sprintf("the namespace's label %s gives the job NetworkProfile %s; the annotation %s: \"\" declines", evenkeel.DefaultProfileKey, name, evenkeel.ProfileKey))
+	}
 	if err == nil {
 		err = w.gateJob(ctx, job, name)
 	}
@@ -86,6 +93,34 @@ func (w workloadPinner) Handle(ctx context.Context, req admission.Request) admis
 	}
 	metrics.Job(metrics.Injected)
 	return admission.PatchResponseFromRaw(req.Object.Raw, mutated).WithWarnings(warnings...)
+}
+
+// addDefaultProfile annotates a new job that uses GPUs and says nothing about a profile with that of its namespace, if it has one.
+// Without GPUs there is no NCCL, and nothing to wait for.
+func (w workloadPinner) addDefaultProfile(ctx context.Context, job *unstructured.Unstructured, req admission.Request) (added bool, err error) {
+	if _, says := job.GetAnnotations()[evenkeel.ProfileKey]; says || req.Operation != admissionv1.Create || workload.Owner(job) != nil {
+		return false, nil
+	}
+	templates, err := workload.Templates(job)
+	if err != nil || !slices.ContainsFunc(templates, wantsGPU) {
+		return false, nil // the API server's own validation reports an invalid template better
+	}
+	namespace := &metav1.PartialObjectMetadata{}
+	namespace.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
+	if err := w.cached.Get(ctx, client.ObjectKey{Name: req.Namespace}, namespace); err != nil {
+		return false, client.IgnoreNotFound(err) // a namespace that is not known yet has no default
+	}
+	name := namespace.Labels[evenkeel.DefaultProfileKey]
+	if name == "" {
+		return false, nil
+	}
+	annotations := job.GetAnnotations()
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[evenkeel.ProfileKey] = name
+	job.SetAnnotations(annotations)
+	return true, nil
 }
 
 // handleOwned answers for a job that a controller made. It stays as it is, since its owner is the one to annotate. Where the

@@ -53,6 +53,8 @@ func Run(ctx context.Context, args []string, out, errs io.Writer) int {
 		return ExitPass
 	case errors.As(err, &queuesRefusal{}):
 		return ExitRefused
+	case errors.As(err, &problemsFound{}):
+		return ExitFail
 	case !errors.As(err, &verdict):
 		fmt.Fprintln(errs, "error:", oneLine(explainError(err)))
 		return ExitError
@@ -73,7 +75,8 @@ func rootCommand() *cobra.Command {
 It finds the cluster as kubectl does, and takes kubectl's flags for that.`,
 		Example: `  kubectl evenkeel check run --wait             # is the fabric fine?
   kubectl evenkeel check why gpu-17             # what is wrong with this node?
-  kubectl evenkeel why pytorchjob/llama -n ml   # what did my job get, and what does it wait for?`,
+  kubectl evenkeel why pytorchjob/llama -n ml   # what did my job get, and what does it wait for?
+  kubectl evenkeel doctor                       # is the cluster, or the installation, the problem?`,
 		SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 		// The name that users type.
@@ -91,7 +94,7 @@ It finds the cluster as kubectl does, and takes kubectl's flags for that.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	check.AddCommand(checkRunCommand(c), checkStatusCommand(c), checkWhyCommand(c))
-	root.AddCommand(check, reportCommand(c), whyCommand(c), uninstallCommand(c))
+	root.AddCommand(check, reportCommand(c), whyCommand(c), doctorCommand(c), uninstallCommand(c))
 	return root
 }
 

@@ -44,6 +44,8 @@ func TestCommandLineErrorsAreOneLine(t *testing.T) {
 		"check why":                                "accepts 1 arg(s)",
 		"check status --kubeconfig=/nowhere":       "/nowhere",
 		"report":                                   "accepts 1 arg(s)",
+		"doctor -o yaml":                           `--output "yaml": want json`,
+		"doctor --kubeconfig=" + unreachable:       "127.0.0.1:1",
 		"why /":                                    "no cluster",
 		"check status --kubeconfig=" + unreachable: "127.0.0.1:1",
 		"why a --request-timeout=1s --kubeconfig=" + unreachable: "127.0.0.1:1",

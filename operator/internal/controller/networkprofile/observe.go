@@ -61,7 +61,7 @@ func Observe(profile *evenkeel.NetworkProfile, nodes []corev1.Node, reductionIma
 		}
 		matched++
 		chosen = append(chosen, &nodes[i])
-		if mountsImages(&nodes[i]) {
+		if MountsImages(&nodes[i]) {
 			capable++
 		} else if lacking == "" || nodes[i].Name < lacking {
 			lacking = nodes[i].Name
@@ -115,8 +115,8 @@ func selector(s *metav1.LabelSelector) (labels.Selector, error) {
 	return metav1.LabelSelectorAsSelector(s)
 }
 
-// mountsImages reports whether the node can mount an image as a volume. Versions that cannot be parsed count as too old.
-func mountsImages(node *corev1.Node) bool {
+// MountsImages reports whether the node can mount an image as a volume. Versions that cannot be parsed count as too old.
+func MountsImages(node *corev1.Node) bool {
 	info := node.Status.NodeInfo
 	name, number, _ := strings.Cut(info.ContainerRuntimeVersion, "://")
 	return atLeast(info.KubeletVersion, imageVolumeKubelet) && imageVolumeRuntimes[name] != nil && atLeast(number, imageVolumeRuntimes[name])

@@ -40,7 +40,7 @@ func TestObserveImageVolumes(t *testing.T) {
 		{"v2", "containerd://x", false},
 	} {
 		n := node("n", test.kubelet, test.runtime)
-		if got := mountsImages(&n); got != test.want {
+		if got := MountsImages(&n); got != test.want {
 			t.Errorf("kubelet %q, runtime %q: %t, want %t", test.kubelet, test.runtime, got, test.want)
 		}
 	}

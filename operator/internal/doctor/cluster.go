@@ -1,0 +1,181 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/version"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate/kueue"
+	"evenkeel.dev/evenkeel/operator/internal/controller/networkprofile"
+	"evenkeel.dev/evenkeel/operator/internal/inject"
+	"evenkeel.dev/evenkeel/operator/internal/text"
+)
+
+// oldest is the first version with what the chart needs; imageVolumes the first that mounts images as volumes by default.
+var oldest, imageVolumes = version.MustParseGeneric("1.30.0"), version.MustParseGeneric("1.35.0")
+
+func kubernetesVersion(given string) Finding {
+	v, err := version.ParseGeneric(given)
+	switch {
+	case err != nil:
+		return Finding{"kubernetes", Unknown, fmt.Sprintf("version %q is not one that can be compared", given), "use 1.30 or later"}
+	case !v.AtLeast(oldest):
+		return Finding{"kubernetes", Problem, given + " lacks ValidatingAdmissionPolicy and match conditions", "upgrade to 1.30 or later"}
+	case !v.AtLeast(imageVolumes):
+		return Finding{"kubernetes", OK, given + ": the plugin comes by an init container, as image volumes are on by default from 1.35", ""}
+	}
+	return Finding{"kubernetes", OK, given, ""}
+}
+
+// runtimes says which nodes can mount images, by container runtime.
+func runtimes(nodes []corev1.Node) []Finding {
+	able, unable := map[string][]string{}, map[string][]string{}
+	for i := range nodes {
+		info := nodes[i].Status.NodeInfo
+		to, key := unable, fmt.Sprintf("kubelet %s, %s", info.KubeletVersion, info.ContainerRuntimeVersion)
+		if networkprofile.MountsImages(&nodes[i]) {
+			to = able
+		}
+		to[key] = append(to[key], nodes[i].Name)
+	}
+	var all []Finding
+	for _, key := range slices.Sorted(maps.Keys(able)) {
+		all = append(all, Finding{"runtime", OK, fmt.Sprintf("%s can mount images: %s (%s)", counted(len(able[key]), "node"), key, text.List(sorted(able[key]), maxNamed)), ""})
+	}
+	for _, key := range slices.Sorted(maps.Keys(unable)) {
+		f := Finding{"runtime", OK, fmt.Sprintf("%s cannot mount images, so that delivery Auto uses an init container: %s (%s)", counted(len(unable[key]), "node"), key, text.List(sorted(unable[key]), maxNamed)), ""}
+		if len(able) > 0 {
+			f.Status, f.Do = Note, "image volumes everywhere take Kubernetes 1.35 with containerd 2.1 or CRI-O 1.31 on these nodes"
+		}
+		all = append(all, f)
+	}
+	return all
+}
+
+// rdma says which nodes offer RDMA devices, and what keeps the others from it as far as the API shows.
+func rdma(nodes []corev1.Node, profiles []evenkeel.NetworkProfile) []Finding {
+	wanted := map[string]bool{}
+	for _, p := range profiles {
+		wanted[p.Spec.Transport.RDMA.ResourceName] = true
+	}
+	offering, dead, without := map[string][]string{}, map[string][]string{}, []string{}
+	for _, node := range nodes {
+		found := false
+		for name, capacity := range node.Status.Capacity {
+			if !strings.HasPrefix(string(name), inject.RDMADomain) && !wanted[string(name)] || capacity.Sign() <= 0 {
+				continue
+			}
+			found = true
+			to := offering
+			if free := node.Status.Allocatable[name]; free.Sign() <= 0 {
+				to = dead
+			}
+			to[string(name)] = append(to[string(name)], node.Name)
+		}
+		if !found {
+			without = append(without, node.Name)
+		}
+	}
+	var all []Finding
+	for _, name := range slices.Sorted(maps.Keys(offering)) {
+		all = append(all, Finding{"rdma", OK, fmt.Sprintf("%s with %s: %s", counted(len(offering[name]), "node"), name, text.List(sorted(offering[name]), maxNamed)), ""})
+	}
+	for _, name := range slices.Sorted(maps.Keys(dead)) {
+		all = append(all, Finding{"rdma", Problem, fmt.Sprintf("%s with %s, but none that works: %s", counted(len(dead[name]), "node"), name, text.List(sorted(dead[name]), maxNamed)), "look at the log of the RDMA device plugin on these nodes, and at their ports (rdma link)"})
+	}
+	switch {
+	case len(offering)+len(dead) == 0:
+		all = append(all, Finding{"rdma", OK, "no node offers an RDMA device: jobs use TCP. Whether nodes have RDMA hardware cannot be seen from the API", "with such hardware, install a device plugin: docs/rdma.md"})
+	case len(without) > 0:
+		all = append(all, Finding{"rdma", Note, fmt.Sprintf("%s without an RDMA device, as no device plugin offers one there: %s", counted(len(without), "node"), text.List(sorted(without), maxNamed)), "if they should: does the device plugin's DaemonSet run there, and does its configuration name their cards?"})
+	}
+	return all
+}
+
+// profiles says what the controller has found about each profile.
+func profiles(list []evenkeel.NetworkProfile) []Finding {
+	if len(list) == 0 {
+		return []Finding{{"profiles", Problem, "there is no NetworkProfile, so that jobs have none to name", "set defaultProfile.spec.plugin.image with the chart, or create one"}}
+	}
+	var all []Finding
+	for i := range list {
+		p := &list[i]
+		ready := meta.FindStatusCondition(p.Status.Conditions, evenkeel.ConditionReady)
+		switch {
+		case ready == nil || p.Status.ObservedGeneration != p.Generation:
+			all = append(all, Finding{"profiles", Problem, p.Name + ": the controller has not looked at it", "see whether the Deployment of the controller is available"})
+		case ready.Status != "True":
+			all = append(all, Finding{"profiles", Problem, p.Name + ": " + ready.Message, "change the profile or these nodes"})
+		default:
+			all = append(all, Finding{"profiles", OK, p.Name + ": " + ready.Message, ""})
+		}
+		c := meta.FindStatusCondition(p.Status.Conditions, evenkeel.ConditionRDMA)
+		if c == nil || c.Status == "True" {
+			continue
+		}
+		switch {
+		case p.Spec.Transport.Mode == evenkeel.TransportRDMA:
+			all = append(all, Finding{"rdma", Problem, p.Name + " requires RDMA: " + c.Message, "docs/rdma.md"})
+		case p.Status.RDMANodes != nil && *p.Status.RDMANodes > 0:
+			all = append(all, Finding{"rdma", Note, p.Name + ": " + c.Message, ""})
+		}
+	}
+	return all
+}
+
+// kueue says whether Kueue is there, and whether Evenkeel's AdmissionChecks admit anything.
+func (d *Doctor) kueue(ctx context.Context, _ *state) ([]Finding, error) {
+	mapping, err := d.Client.RESTMapper().RESTMapping(schema.GroupKind{Group: "kueue.x-k8s.io", Kind: "AdmissionCheck"})
+	if meta.IsNoMatchError(err) {
+		return []Finding{{"kueue", OK, "Kueue is not installed: jobs are gated by their own suspend field", ""}}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("discover Kueue: %w", err)
+	}
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(mapping.GroupVersionKind)
+	if err := d.Client.List(ctx, list); err != nil {
+		return nil, fmt.Errorf("list AdmissionChecks: %w", err)
+	}
+	all := []Finding{{"kueue", OK, "Kueue is installed (" + mapping.GroupVersionKind.Version + ")", ""}}
+	for _, check := range list.Items {
+		if by, _, _ := unstructured.NestedString(check.Object, "spec", "controllerName"); by != kueue.ControllerName {
+			continue
+		}
+		active, why := false, "its controller has not looked at it"
+		conditions, _, _ := unstructured.NestedSlice(check.Object, "status", "conditions") // a new one has none
+		for _, item := range conditions {
+			if c, _ := item.(map[string]any); c["type"] == "Active" {
+				active, why = c["status"] == "True", fmt.Sprint(c["message"])
+			}
+		}
+		f := Finding{"kueue", OK, "AdmissionCheck " + check.GetName() + " is active", ""}
+		if !active {
+			f = Finding{"kueue", Problem, "AdmissionCheck " + check.GetName() + " is not active, so that its queues admit nothing: " + why, "see whether the controller runs"}
+		}
+		all = append(all, f)
+	}
+	return all, nil
+}
+
+func counted(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+func sorted[T cmp.Ordered](list []T) []T {
+	slices.Sort(list)
+	return list
+}

@@ -1,0 +1,119 @@
+package integration
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+// onGPUs makes the job's containers request GPUs.
+func onGPUs(t *testing.T, job *unstructured.Unstructured, paths [][]string) {
+	t.Helper()
+	for _, path := range paths {
+		at := append(append([]string{}, path...), "spec", "containers")
+		list, _, err := unstructured.NestedSlice(job.Object, at...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list[0].(map[string]any)["resources"] = map[string]any{"limits": map[string]any{"nvidia.com/gpu": "1"}}
+		if err := unstructured.SetNestedSlice(job.Object, list, at...); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestNamespaceDefaultProfile(t *testing.T) {
+	name := newProfile(t, "of-the-namespace", evenkeel.NetworkProfileSpec{}).Name
+	ns := newNamespace(t, map[string]string{evenkeel.DefaultProfileKey: name})
+	user, heard := newUser(t)
+	for what, test := range map[string]struct {
+		kind        string
+		gpus, owned bool
+		annotations map[string]string
+		want        string
+	}{
+		"a Job on GPUs":        {kind: "Job", gpus: true, want: name},
+		"a PyTorchJob on GPUs": {kind: "PyTorchJob", gpus: true, want: name},
+		"a Job on CPUs":        {kind: "Job"},
+		"another profile":      {kind: "Job", gpus: true, annotations: map[string]string{evenkeel.ProfileKey: "default"}, want: "default"},
+		"it declines":          {kind: "Job", gpus: true, annotations: map[string]string{evenkeel.ProfileKey: ""}},
+		"a controller made it": {kind: "Job", gpus: true, owned: true},
+	} {
+		job, paths := newJob(test.kind, ns, "")
+		job.SetName("")
+		job.SetGenerateName("train-")
+		job.SetAnnotations(test.annotations)
+		if test.gpus {
+			onGPUs(t, job, paths)
+		}
+		if test.owned {
+			yes := true
+			job.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "batch/v1", Kind: "CronJob", Name: "nightly", UID: "1", Controller: &yes}})
+		}
+		eventually(t, "the webhook knows the namespace", func(ctx context.Context) (bool, error) {
+			probe := job.DeepCopy()
+			heard.take()
+			if err := user.Create(ctx, probe, client.DryRunAll); err != nil {
+				return false, err
+			}
+			got := podOf(t, probe, paths[0]).Labels[evenkeel.ProfileKey]
+			if got == test.want && test.want == name && !strings.Contains(strings.Join(heard.take(), "\n"), evenkeel.DefaultProfileKey) {
+				t.Errorf("%s: no warning says why it is injected", what)
+			}
+			return got == test.want, nil
+		})
+	}
+}
+
+// TestUnsupportedAnnotationWarns: whoever annotates what Evenkeel does not inject is told at once, and not refused.
+func TestUnsupportedAnnotationWarns(t *testing.T) {
+	ns := newNamespace(t, nil)
+	asks := map[string]string{evenkeel.ProfileKey: "default"}
+	spec := plainPod(ns).Spec
+	spec.RestartPolicy = corev1.RestartPolicyAlways
+	set := func(object, pods map[string]string) *appsv1.StatefulSet {
+		s := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "train", Namespace: ns, Annotations: object}}
+		s.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "train"}}
+		s.Spec.Template = corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "train"}, Annotations: pods}, Spec: spec}
+		return s
+	}
+	cron := &batchv1.CronJob{ObjectMeta: metav1.ObjectMeta{Name: "nightly", Namespace: ns, Annotations: asks}}
+	cron.Spec.Schedule = "0 0 * * *"
+	cron.Spec.JobTemplate.Spec.Template.Spec = plainPod(ns).Spec
+	cron.Spec.JobTemplate.Spec.Template.Spec.RestartPolicy = corev1.RestartPolicyNever
+	pod := plainPod(ns)
+	pod.Annotations = asks
+	job, _ := newJob("Job", ns, "default")
+	user, heard := newUser(t)
+	for what, test := range map[string]struct {
+		object client.Object
+		kind   string
+	}{
+		"a StatefulSet":                       {set(asks, nil), "StatefulSet"},
+		"the template of a StatefulSet":       {set(nil, asks), "StatefulSet"},
+		"a CronJob":                           {cron, "CronJob"},
+		"a plain pod":                         {pod, "Pod"},
+		"a Job":                               {job, ""},
+		"a StatefulSet that asks for nothing": {set(nil, nil), ""},
+		"a ConfigMap":                         {&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x", Namespace: ns}}, ""},
+		"an injected pod":                     {labelledPod(ns), ""},
+	} {
+		heard.take()
+		if err := user.Create(t.Context(), test.object, client.DryRunAll); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		text := strings.Join(heard.take(), "\n")
+		if warned := strings.Contains(text, "has no effect here: the pods of this "+test.kind+" run without the plugin") && strings.Contains(text, "batch/jobs"); warned != (test.kind != "") {
+			t.Errorf("%s: the warnings are %q", what, text)
+		}
+	}
+}
