@@ -93,8 +93,8 @@ func TestOddReleaseNames(t *testing.T) {
 
 func TestWebhooksFailClosedForLabelledPodsOnly(t *testing.T) {
 	webhooks, _, _ := unstructured.NestedSlice(render(t, "evenkeel")["MutatingWebhookConfiguration/evenkeel"].Object, "webhooks")
-	if len(webhooks) != 4 {
-		t.Fatalf("%d webhooks, want 4", len(webhooks))
+	if len(webhooks) != 5 {
+		t.Fatalf("%d webhooks, want 5", len(webhooks))
 	}
 	for _, item := range webhooks {
 		w := item.(map[string]any)

@@ -66,6 +66,9 @@ const (
 	ReductionServerKey = "evenkeel.dev/reduction-server"
 )
 
+// OwnerKey is the label on pods that asked for a profile themselves, with the UID of their owner. Its later pods get the same.
+const OwnerKey = "evenkeel.dev/owner"
+
 // Annotations that the pod webhook puts on pods.
 const (
 	// InjectedKey has a hash of what was injected.

@@ -134,6 +134,7 @@ func (w *webhookRole) run(ctx context.Context) error {
 		return fmt.Errorf("address of reports: %w", err)
 	}
 	mgr.GetWebhookServer().Register("/mutate-pod", admission.Pods(mgr.GetScheme(), reports.get))
+	mgr.GetWebhookServer().Register("/mutate-annotated-pod", admission.AnnotatedPods(mgr.GetScheme(), mgr.GetClient(), mgr.GetAPIReader(), reports.get))
 	return serve(ctx, mgr, checks)
 }
 

@@ -13,6 +13,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
@@ -26,7 +28,8 @@ func whyCommand(c *connection) *cobra.Command {
 		Use:   "why [KIND/]JOB",
 		Short: "What a job got from Evenkeel, what was left unchanged, and what it waits for",
 		Example: `  kubectl evenkeel why pytorchjob/llama -n ml
-  kubectl evenkeel why llama                    # jobs of that name, of any kind`,
+  kubectl evenkeel why llama                    # jobs of that name, of any kind
+  kubectl evenkeel why raycluster/llama         # whose pods ask for a profile themselves`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cluster, err := c.client()
@@ -92,15 +95,61 @@ func findJobs(ctx context.Context, cluster client.Client, namespace, argument st
 	case len(jobs) > 0:
 		return jobs, nil
 	case kind != "" && !slices.Contains(known, strings.ToLower(strings.TrimSuffix(kind, "s"))):
-		return nil, fmt.Errorf("kind %q is not one that Evenkeel knows: %s", kind, strings.Join(known, ", "))
+		return findOther(ctx, cluster, namespace, kind, name)
 	case len(served) == 0:
 		return nil, fmt.Errorf("the cluster does not serve %s", firstOf(kind, strings.Join(known, ", ")))
 	}
 	return nil, fmt.Errorf("namespace %s has no %s named %q", namespace, strings.Join(served, " or "), name)
 }
 
+// findOther returns the object of any other kind, whose pods may ask for a profile themselves.
+func findOther(ctx context.Context, cluster client.Client, namespace, resource, name string) ([]unstructured.Unstructured, error) {
+	kind, err := cluster.RESTMapper().KindFor(schema.GroupVersionResource{Resource: strings.ToLower(resource)})
+	if meta.IsNoMatchError(err) {
+		return nil, fmt.Errorf("the cluster has no kind %q", resource)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("discover kind %s: %w", resource, err)
+	}
+	object := unstructured.Unstructured{}
+	object.SetGroupVersionKind(kind)
+	if err := cluster.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, &object); err != nil {
+		return nil, fmt.Errorf("read the %s: %w", kind.Kind, err)
+	}
+	return []unstructured.Unstructured{object}, nil
+}
+
+// explainOther prints what the pods of an object have whose kind Evenkeel does not list.
+func explainOther(ctx context.Context, cluster client.Client, object *unstructured.Unstructured, out io.Writer, now time.Time) error {
+	title := fmt.Sprintf("%s %s/%s", object.GetKind(), object.GetNamespace(), object.GetName())
+	var pods []corev1.Pod
+	var err error
+	if object.GroupVersionKind() == corev1.SchemeGroupVersion.WithKind("Pod") {
+		pods = make([]corev1.Pod, 1)
+		err = runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &pods[0])
+	} else {
+		pods, err = podsOf(ctx, cluster, object)
+	}
+	if err != nil {
+		return err
+	}
+	asks := func(pod corev1.Pod) bool { return pod.Labels[evenkeel.ProfileKey] != "" }
+	if i := slices.IndexFunc(pods, asks); i >= 0 {
+		fmt.Fprintf(out, "%s: profile %s, by the annotation of its pods\n", title, pods[i].Labels[evenkeel.ProfileKey])
+	} else {
+		fmt.Fprintf(out, "%s: no pod of it has the plugin. The annotation %s belongs on its pod template, and has an effect on new pods\n", title, evenkeel.ProfileKey)
+	}
+	if err := explainPods(pods, out); err != nil {
+		return err
+	}
+	return explainEvents(ctx, cluster, object, out, now)
+}
+
 // explainJob prints the state of the job, its pods and their Events.
 func explainJob(ctx context.Context, cluster client.Client, job *unstructured.Unstructured, out io.Writer, now time.Time) error {
+	if !workload.Known(job.GroupVersionKind().GroupKind()) {
+		return explainOther(ctx, cluster, job, out, now)
+	}
 	profile := job.GetAnnotations()[evenkeel.ProfileKey]
 	title := fmt.Sprintf("%s %s/%s", job.GetKind(), job.GetNamespace(), job.GetName())
 	if profile == "" {
@@ -180,6 +229,8 @@ func explainPods(pods []corev1.Pod, out io.Writer) error {
 		pod := &pods[i]
 		outcome := "injected"
 		switch skipped := pod.Annotations[evenkeel.SkippedKey]; {
+		case pod.Annotations[evenkeel.InjectedKey] == "" && pod.Labels[evenkeel.ProfileKey] == "":
+			outcome = "not injected: it asks for no profile"
 		case pod.Annotations[evenkeel.InjectedKey] == "":
 			outcome = "not injected: the webhook did not see it; it runs without the plugin"
 		case skipped != "":

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
@@ -99,9 +100,10 @@ func TestUnsupportedAnnotationWarns(t *testing.T) {
 		kind   string
 	}{
 		"a StatefulSet":                       {set(asks, nil), "StatefulSet"},
-		"the template of a StatefulSet":       {set(nil, asks), "StatefulSet"},
+		"the template of a StatefulSet":       {set(nil, asks), ""},
+		"both":                                {set(asks, asks), ""},
 		"a CronJob":                           {cron, "CronJob"},
-		"a plain pod":                         {pod, "Pod"},
+		"a plain pod":                         {pod, ""},
 		"a Job":                               {job, ""},
 		"a StatefulSet that asks for nothing": {set(nil, nil), ""},
 		"a ConfigMap":                         {&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x", Namespace: ns}}, ""},
@@ -112,8 +114,53 @@ func TestUnsupportedAnnotationWarns(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 		text := strings.Join(heard.take(), "\n")
-		if warned := strings.Contains(text, "has no effect here: the pods of this "+test.kind+" run without the plugin") && strings.Contains(text, "batch/jobs"); warned != (test.kind != "") {
+		if warned := strings.Contains(text, "has no effect on this "+test.kind+": its pods run without the plugin") && strings.Contains(text, "batch/jobs"); warned != (test.kind != "") {
 			t.Errorf("%s: the warnings are %q", what, text)
 		}
 	}
+}
+
+// TestAnnotatedPodTemplates: the pods of an owner of any kind get the profile as it was for the first of them.
+func TestAnnotatedPodTemplates(t *testing.T) {
+	profile := newProfile(t, "by-template", evenkeel.NetworkProfileSpec{Environment: []evenkeel.EnvironmentVariable{{Name: "GENERATION", Value: "first"}}})
+	ns := newNamespace(t, nil)
+	yes := true
+	made := func(owner string) *corev1.Pod {
+		pod := plainPod(ns)
+		pod.Annotations = map[string]string{evenkeel.ProfileKey: profile.Name}
+		if owner != "" {
+			pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "ray.io/v1", Kind: "RayCluster", Name: owner, UID: types.UID(owner), Controller: &yes}}
+		}
+		return createPod(t, pod)
+	}
+	first := made("one")
+	if first.Annotations[evenkeel.InjectedKey] == "" || variable(&first.Spec.Containers[0], "GENERATION") != "first" || variable(&first.Spec.Containers[0], "NCCL_NET_PLUGIN") == "" {
+		t.Fatalf("annotations %v, variables %v", first.Annotations, first.Spec.Containers[0].Env)
+	}
+	if err := admin.Get(t.Context(), client.ObjectKeyFromObject(profile), profile); err != nil {
+		t.Fatal(err)
+	}
+	profile.Spec.Environment[0].Value = "second"
+	if err := admin.Update(t.Context(), profile); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "pods without an owner get the new profile", func(context.Context) (bool, error) {
+		return variable(&made("").Spec.Containers[0], "GENERATION") == "second", nil
+	})
+	// Another webhook, or this one after a restart, knows the profile from the first pod only.
+	if err := install.webhook.stop(); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if install.webhook, err = install.startWebhook(); err != nil {
+		t.Fatal(err)
+	}
+	for owner, want := range map[string]string{"one": "first", "two": "second"} {
+		if got := variable(&made(owner).Spec.Containers[0], "GENERATION"); got != want {
+			t.Errorf("a pod of %s has the %s profile, want the %s", owner, got, want)
+		}
+	}
+	bad := plainPod(ns)
+	bad.Annotations = map[string]string{evenkeel.ProfileKey: "defualt"}
+	refused(t, admin.Create(t.Context(), bad), `no NetworkProfile is named "defualt"`)
 }

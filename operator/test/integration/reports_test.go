@@ -42,6 +42,7 @@ func report(ctx context.Context, to, uid, outcome, text string) error {
 func runningPod(t *testing.T, pod *corev1.Pod, address string) *corev1.Pod {
 	t.Helper()
 	createPod(t, pod)
+	remove(t, pod)
 	before := pod.DeepCopy()
 	pod.Status.Phase, pod.Status.PodIP, pod.Status.PodIPs = corev1.PodRunning, address, []corev1.PodIP{{IP: address}}
 	if err := admin.Status().Patch(t.Context(), pod, client.MergeFrom(before)); err != nil {

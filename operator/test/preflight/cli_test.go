@@ -150,7 +150,9 @@ func TestKubectlPluginWhyJob(t *testing.T) {
 	plugin(t, config, cli.ExitPass, "why job/llama -n default", words...)
 	plugin(t, config, cli.ExitPass, "why plain", "has no annotation evenkeel.dev/profile")
 	plugin(t, config, cli.ExitError, "why another", `PyTorchJob named "another"`)
-	plugin(t, config, cli.ExitError, "why cronjob/llama", `kind "cronjob" is not one that Evenkeel knows`)
+	plugin(t, config, cli.ExitError, "why cronjob/llama", `"llama" not found`)
+	plugin(t, config, cli.ExitError, "why sailboat/llama", `the cluster has no kind "sailboat"`)
+	plugin(t, config, cli.ExitPass, "why pod/llama-0", "Pod default/llama-0: no pod of it has the plugin", "belongs on its pod template", "EVENKEEL_FLOWS=many")
 }
 
 // No controller runs here: what is said follows from the objects alone.
