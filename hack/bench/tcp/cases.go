@@ -12,7 +12,8 @@ import (
 type benchCase struct {
 	name, title string
 	lab         netns.Config
-	size, depth int // bytes of a message; messages in flight on each connection
+	loss        float64 // share of the packets that each link loses at random, in both directions
+	size, depth int     // bytes of a message; messages in flight on each connection
 	connections int
 	length      time.Duration // of each run, about
 	plainFlows  []int         // connections of the plain sockets that block, each in a thread of its own
@@ -74,6 +75,8 @@ func cases(quick bool) []benchCase {
 	const outage = 5 * time.Second
 	equal := netns.Links(netns.Gbit, netns.Gbit, netns.Gbit, netns.Gbit)
 	threeLinks := netns.PayloadLimit(rates(netns.Config{Links: equal[1:]})...)
+	unequal := netns.Links(netns.Gbit, 700*netns.Mbit, 400*netns.Mbit, 150*netns.Mbit, 50*netns.Mbit)
+	ofUnequal := netns.PayloadLimit(rates(netns.Config{Links: unequal})...)
 	const halfMiB = 512 << 10
 	one, multipath := []polledSockets{{each: 1}}, []polledSockets{{each: 16}, {each: 1, mptcp: true}}
 	noDearer := []goal{{of: medianRate, share: 1}, {of: processor, share: 1}}
@@ -95,6 +98,18 @@ func cases(quick bool) []benchCase {
 			lab:  netns.Config{FlowRates: []netns.Rate{400 * netns.Mbit, 400 * netns.Mbit, 400 * netns.Mbit, 100 * netns.Mbit}},
 			size: 1 << 20, depth: 4, connections: 1, length: shaped, plainFlows: []int{4},
 			goals: []goal{{of: medianRate, figure: 1.15 / 8}},
+		},
+		{
+			name: "unequal-links", title: "5 links of 1,000, 700, 400, 150 and 50 Mbit/s",
+			lab:  netns.Config{Links: unequal},
+			size: halfMiB, depth: 8, connections: 1, length: shaped, plainFlows: []int{16, 4}, polled: multipath,
+			goals: []goal{{of: medianRate, figure: 0.93 * ofUnequal}, {of: worstRate, figure: 0.88 * ofUnequal}},
+		},
+		{
+			name: "lossy-links", title: "4 links of 1 Gbit/s, each of which loses half a per cent of the packets",
+			lab: netns.Config{Links: equal}, loss: 0.005,
+			size: halfMiB, depth: 8, connections: 1, length: shaped, plainFlows: []int{16, 4}, polled: multipath,
+			goals: []goal{{of: medianRate, figure: 0.43}},
 		},
 		{
 			name: "silent-link", title: "4 links of 1 Gbit/s, one of them silent for 5 s",

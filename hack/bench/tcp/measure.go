@@ -134,6 +134,13 @@ func (b *bench) measure(ctx context.Context, c benchCase) (_ caseResult, err err
 	}
 	defer func() { err = errors.Join(err, lab.Down(ctx)) }()
 	c.lab = lab.Config()
+	if c.loss > 0 {
+		for link := range c.lab.Links {
+			if err := lab.SetLoss(ctx, link, c.loss); err != nil {
+				return caseResult{}, err
+			}
+		}
+	}
 	fmt.Fprintf(b.out, "\n%s: %s (%s)\n", c.name, c.title, lab.Config())
 	var contenders []contender
 	for _, flows := range c.plainFlows {

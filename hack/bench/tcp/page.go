@@ -28,6 +28,10 @@ type report struct {
 const staticNote = "`" + staticName + "` is Evenkeel's own static mode (`" + staticSetting + "=" + staticValue + "`): it assigns chunks to connections in turn, with re-pathing\n" +
 	"and the caller's inline write off. It is not the behaviour of NCCL's own sockets, nor of bagua-net; neither is measured here.\n"
 
+// otherPages says where the rest of what is measured of TCP is.
+const otherPages = "Other pages: [thousands of connections that are open](scale.md), [a driver that polls as NCCL's proxy does](polling.md),\n" +
+	"[half an hour of faults](soak.md), [a real collective library](rccl.md).\n"
+
 // write writes the page and its drawings, and prints the table of goals.
 func (r report) write(out io.Writer, folder string) error {
 	files := map[string][]byte{"tcp.md": r.markdown()}
@@ -91,6 +95,7 @@ func (r report) markdown() []byte {
 	}
 	b.WriteString("\n")
 	table.Markdown(&b)
+	b.WriteString("\n" + otherPages)
 	for _, c := range r.cases {
 		c.details(&b)
 	}
@@ -132,6 +137,9 @@ func (r caseResult) limitedByProcessors() bool {
 func (r caseResult) details(b *bytes.Buffer) {
 	c := r.testCase
 	fmt.Fprintf(b, "\n## %s\n\n%s; %s. %d rounds at %s.\n\n%s\n", page.Capital(c.title), page.Capital(c.lab.String()), c, r.Rounds, r.Source, r.Machine.Quiet())
+	if c.loss > 0 {
+		fmt.Fprintf(b, "\nEach link loses %g %% of the packets at random, in both directions. It carries single packets instead of segments of up to 64 KiB, which takes processor time.\n", c.loss*100)
+	}
 	if c.fault != nil {
 		fmt.Fprintf(b, "\nThe busiest link falls silent %s after the start, for %s: it loses everything, and the routers continue to use it.\n"+
 			"The rate is the mean from %s after that until the link is back.\n", c.fault.start, c.fault.length, c.fault.recovery)
