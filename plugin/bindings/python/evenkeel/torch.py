@@ -29,6 +29,28 @@ from evenkeel._evenkeel import RawMemory, Request
 NAME = "evenkeel"
 """The backend's name."""
 
+_OLDEST = "2.9"
+"""The oldest torch that is tested. With 2.6, DistributedDataParallel waits for ever for works that are written in Python."""
+
+if torch.__version__ < _OLDEST:
+    raise ImportError(f"evenkeel.torch needs torch {_OLDEST} or later, and this is {torch.__version__}: use backend gloo, or a later torch")
+
+
+
+def _constructible() -> bool:
+    class Probe(Backend):
+        pass
+
+    try:
+        Probe(0, 1)
+    except TypeError:
+        return False
+    return True
+
+
+_BESIDE_OTHERS = _constructible()
+"""Whether this torch can have a backend from Python beside another one. Otherwise it can only be the whole process group."""
+
 _OPS = {
     ReduceOp.SUM: "sum",
     ReduceOp.AVG: "sum",
@@ -78,6 +100,7 @@ def _check(tensors: Sequence[Tensor]) -> None:
             raise ValueError(
                 f"backend {NAME} works on tensors on the CPU, and this one is on {tensor.device}: "
                 f"use init_process_group('cpu:{NAME},{tensor.device.type}:nccl')"
+                + ("" if _BESIDE_OTHERS else f" with torch 2.10 or later; this is {torch.__version__}")
             )
         if tensor.layout != torch.strided:
             raise ValueError(f"this operation of backend {NAME} works on dense tensors, and this one is {tensor.layout}")
@@ -608,12 +631,31 @@ class EvenkeelBackend(_Operations, Backend):
 class EvenkeelProcessGroup(_Operations, ProcessGroup):
     """The process group, where the backend is the only one. Callers in Python get its works directly."""
 
-    def __init__(self, backend: EvenkeelBackend) -> None:
-        ProcessGroup.__init__(self, backend._rank, backend._size)
-        self._group, self._rank, self._size = backend._group, backend._rank, backend._size
+    def __init__(self, group: evenkeel.Group) -> None:
+        ProcessGroup.__init__(self, group.rank, group.size)
+        self._group, self._rank, self._size = group, group.rank, group.size
+
+    def with_backend(self, backend: EvenkeelBackend) -> "EvenkeelProcessGroup":
         kind = ProcessGroup.BackendType.CUSTOM
         self._register_backend(torch.device("cpu"), kind, backend)
         self._set_default_backend(kind)
+        return self
+
+
+class _WholeProcessGroup(EvenkeelProcessGroup):
+    """The process group without a backend in it, of which torch would ask the group's name."""
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802 - torch's name
+        self._name = name
+
+    def getGroupName(self) -> str:  # noqa: N802 - torch's name
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802 - torch's name
+        self._description = description
+
+    def getGroupDesc(self) -> str:  # noqa: N802 - torch's name
+        return self._description
 
 
 def _create(opts: Any, _backend_options: Any) -> Backend | ProcessGroup:
@@ -625,9 +667,11 @@ def _create(opts: Any, _backend_options: Any) -> Backend | ProcessGroup:
         transport=os.environ.get("EVENKEEL_TORCH_TRANSPORT", "auto"),
         timeout=opts.timeout.total_seconds(),
     )
+    if not _BESIDE_OTHERS:
+        return _WholeProcessGroup(group)
     backend = EvenkeelBackend(group)
     # torch sets the type of the backend before when it is the only one.
-    return EvenkeelProcessGroup(backend) if opts.process_group.name() == "custom" else backend
+    return EvenkeelProcessGroup(group).with_backend(backend) if opts.process_group.name() == "custom" else backend
 
 
 def register() -> None:
