@@ -226,8 +226,8 @@ func TestPermissionsAreNarrow(t *testing.T) {
 	}
 	// With reduction servers these in every namespace too, under the eyes of an admission policy, and nothing else with them.
 	everywhere := map[string][]string{
-		"secrets": {"create"}, "services": {"create", "patch"},
-		"statefulsets": {"create", "patch"}, "poddisruptionbudgets": {"create", "patch"}, "networkpolicies": {"create", "patch"},
+		"secrets": {"create"}, "services": {"list", "watch", "create", "patch"}, "statefulsets": {"list", "watch", "create", "patch"},
+		"poddisruptionbudgets": {"list", "watch", "create", "patch"}, "networkpolicies": {"list", "watch", "create", "patch"},
 		"reductionservices": {"get", "list", "watch", "create"}, "reductionservices/status": {"patch"},
 	}
 	inNamespace := []string{"services", "configmaps", "pods/log", "secrets", "leases"}

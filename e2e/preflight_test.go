@@ -282,7 +282,7 @@ func TestPreflightDeletedNodeIsNotAFailure(t *testing.T) {
 	c := startCheck(ctx, t, "leaving", func(spec *evenkeel.NetworkCheckSpec) {
 		quickPairs(spec)
 		spec.Nodes = evenkeel.NodeSet{Names: []string{"n1", "n2", "n3", "leaving"}}
-		spec.Runner.Tolerations = []evenkeel.Toleration{{Key: "leaving"}}
+		spec.Runner.Tolerations = []corev1.Toleration{{Key: "leaving", Operator: corev1.TolerationOpExists}}
 	})
 	eventually(ctx, t, "a rank is scheduled to the node", func(ctx context.Context) (bool, error) {
 		var pods corev1.PodList

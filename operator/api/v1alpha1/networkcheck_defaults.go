@@ -1,6 +1,9 @@
 package v1alpha1
 
-import "k8s.io/apimachinery/pkg/api/resource"
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
 
 // DefaultPoolLabel is the label by which the GPU operator's feature discovery tells products apart.
 const DefaultPoolLabel = "nvidia.com/gpu.product"
@@ -36,9 +39,30 @@ func (o CheckOptions) WithDefaultsFor(nodes int) CheckOptions {
 	fillPointer(&out.MaxConcurrentNodes, int32(max(defaultConcurrentNodes, nodes*defaultConcurrentPercent/100)))
 	fillPointer(&out.RunTimeoutSeconds, 300)
 	fillPointer(&out.TimeoutSeconds, defaultTimeoutSeconds+secondsOfWave*int32(nodes)/(*out.MaxConcurrentNodes))
-	fillPointer(&out.Runner.Resources.CPU, resource.MustParse("100m"))
-	fillPointer(&out.Runner.Resources.Memory, *resource.NewQuantity(4*(*out.Sweep.MaxBytes)+(256<<20), resource.BinarySI))
+	r := &out.Runner.Resources
+	if !names(r, corev1.ResourceCPU) {
+		set(&r.Requests, corev1.ResourceCPU, resource.MustParse("100m"))
+	}
+	if !names(r, corev1.ResourceMemory) {
+		memory := *resource.NewQuantity(4*(*out.Sweep.MaxBytes)+(256<<20), resource.BinarySI)
+		set(&r.Requests, corev1.ResourceMemory, memory)
+		set(&r.Limits, corev1.ResourceMemory, memory)
+	}
 	return out
+}
+
+// names reports whether the resource is requested or limited.
+func names(r *corev1.ResourceRequirements, name corev1.ResourceName) bool {
+	_, requested := r.Requests[name]
+	_, limited := r.Limits[name]
+	return requested || limited
+}
+
+func set(list *corev1.ResourceList, name corev1.ResourceName, value resource.Quantity) {
+	if *list == nil {
+		*list = corev1.ResourceList{}
+	}
+	(*list)[name] = value
 }
 
 func fill[T comparable](field *T, value T) {

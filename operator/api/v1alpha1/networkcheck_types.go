@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -129,6 +130,11 @@ type NetworkCheckSpec struct {
 	Nodes NodeSet `json:"nodes,omitzero"`
 
 	CheckOptions `json:",inline"`
+
+	// ttlSecondsAfterFinished is how long the check and its report are kept. Absent: until they are deleted.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	TTLSecondsAfterFinished *int32 `json:"ttlSecondsAfterFinished,omitempty"`
 }
 
 // NodeSet selects nodes.
@@ -160,17 +166,20 @@ type CheckOptions struct {
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=6
+	// +kubebuilder:default={Capacity,Local,Pairs}
 	Stages []Stage `json:"stages,omitempty"`
 
 	// profileName is the NetworkProfile whose plugin is tested. Default: default.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:default=default
 	ProfileName string `json:"profileName,omitempty"`
 
 	// busyNodes says what happens to nodes whose accelerators somebody uses: Skip (the default) leaves them alone, and the check's
 	// pods request all accelerators of their nodes, at a priority that gives way to any other pod. Test tests them all the same.
 	// +optional
+	// +kubebuilder:default=Skip
 	BusyNodes BusyNodes `json:"busyNodes,omitempty"`
 
 	// runner is the benchmark.
@@ -179,6 +188,7 @@ type CheckOptions struct {
 
 	// sweep says what the benchmark measures.
 	// +optional
+	// +kubebuilder:default={iterations:20}
 	Sweep SweepSpec `json:"sweep,omitzero"`
 
 	// rails is the number of network devices of a node, for stage Rails.
@@ -192,10 +202,12 @@ type CheckOptions struct {
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=317
+	// +kubebuilder:default="nvidia.com/gpu.product"
 	PoolLabel string `json:"poolLabel,omitempty"`
 
 	// thresholds say which bandwidth is too low.
 	// +optional
+	// +kubebuilder:default={minPercentOfMedian:85}
 	Thresholds ThresholdSpec `json:"thresholds,omitzero"`
 
 	// maxConcurrentNodes is the maximum number of nodes tested at once. Default: a tenth of them, and 32 at least.
@@ -209,6 +221,7 @@ type CheckOptions struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=10
 	// +kubebuilder:validation:Maximum=86400
+	// +kubebuilder:default=300
 	RunTimeoutSeconds *int32 `json:"runTimeoutSeconds,omitempty"`
 
 	// timeoutSeconds is the timeout of the whole check. Then it ends with the results that it has. Default: 3600, and 120 more for
@@ -217,11 +230,6 @@ type CheckOptions struct {
 	// +kubebuilder:validation:Minimum=10
 	// +kubebuilder:validation:Maximum=604800
 	TimeoutSeconds *int32 `json:"timeoutSeconds,omitempty"`
-
-	// ttlSecondsAfterFinished is how long the check and its report are kept. Absent: until they are deleted.
-	// +optional
-	// +kubebuilder:validation:Minimum=0
-	TTLSecondsAfterFinished *int32 `json:"ttlSecondsAfterFinished,omitempty"`
 }
 
 // RunnerSpec is the benchmark and its launcher.
@@ -243,6 +251,7 @@ type RunnerSpec struct {
 
 	// launcher starts the benchmark's processes: Auto (the default), IndexedJob or MPIJob.
 	// +optional
+	// +kubebuilder:default=Auto
 	Launcher Launcher `json:"launcher,omitempty"`
 
 	// gpusPerNode is how many GPUs of each node nccl-tests uses.
@@ -251,15 +260,20 @@ type RunnerSpec struct {
 	// +kubebuilder:validation:Maximum=64
 	GPUsPerNode *int32 `json:"gpusPerNode,omitempty"`
 
-	// resources of each pod, besides its GPUs.
+	// resources of each pod, besides its GPUs. Default: a request of 100m cpu; of memory, request and limit of four buffers of the
+	// largest size and 256Mi.
 	// +optional
-	Resources Resources `json:"resources,omitzero"`
+	// +kubebuilder:validation:XValidation:rule="!has(self.claims)",message="claims are not supported"
+	Resources corev1.ResourceRequirements `json:"resources,omitzero"`
 
 	// tolerations of the pods, besides those for nvidia.com/gpu and amd.com/gpu.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
-	Tolerations []Toleration `json:"tolerations,omitempty"`
+	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.operator) || t.operator in ['Exists', 'Equal'])",message="operator is Exists or Equal"
+	// +kubebuilder:validation:XValidation:rule="self.all(t, has(t.operator) && t.operator == 'Exists' ? !has(t.value) || t.value == '' : has(t.key) && t.key != '')",message="a toleration without a key has the operator Exists, which goes without a value"
+	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.effect) || t.effect in ['', 'NoSchedule', 'PreferNoSchedule', 'NoExecute'])",message="effect is NoSchedule, PreferNoSchedule or NoExecute"
+	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
 
 	// environment is added to the benchmark's processes. It takes precedence over the profile's.
 	// +optional
@@ -269,39 +283,6 @@ type RunnerSpec struct {
 	Environment []EnvironmentVariable `json:"environment,omitempty"`
 }
 
-// Resources are the resource requests of a pod.
-//
-// +kubebuilder:validation:MinProperties=1
-type Resources struct {
-	// cpu is requested. Default: 100m.
-	// +optional
-	CPU *resource.Quantity `json:"cpu,omitempty"`
-
-	// memory is the request and the limit. Default: four buffers of the largest size and 256Mi.
-	// +optional
-	Memory *resource.Quantity `json:"memory,omitempty"`
-}
-
-// Toleration is a pod's toleration of a taint.
-type Toleration struct {
-	// key of the taint; absent: of every taint.
-	// +optional
-	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=317
-	Key string `json:"key,omitempty"`
-
-	// value of the taint; absent: any.
-	// +optional
-	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=63
-	Value string `json:"value,omitempty"`
-
-	// effect of the taint; absent: any.
-	// +optional
-	// +kubebuilder:validation:Enum=NoSchedule;PreferNoSchedule;NoExecute
-	Effect string `json:"effect,omitempty"`
-}
-
 // SweepSpec says what the benchmark measures.
 //
 // +kubebuilder:validation:MinProperties=1
@@ -309,6 +290,7 @@ type Toleration struct {
 type SweepSpec struct {
 	// collective is the operation. Default: AllReduce.
 	// +optional
+	// +kubebuilder:default=AllReduce
 	Collective Collective `json:"collective,omitempty"`
 
 	// minBytes is the smallest buffer. Default: 1048576.
@@ -327,6 +309,7 @@ type SweepSpec struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100000
+	// +kubebuilder:default=20
 	Iterations *int32 `json:"iterations,omitempty"`
 }
 
@@ -351,6 +334,7 @@ type ThresholdSpec struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100
+	// +kubebuilder:default=85
 	MinPercentOfMedian *int32 `json:"minPercentOfMedian,omitempty"`
 }
 
@@ -376,6 +360,10 @@ type NetworkCheckStatus struct {
 	// +kubebuilder:validation:MaxItems=8
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
+	// observedGeneration is the generation that this status describes.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
 	// verdict is Fail if a node or a fabric failed, else Inconclusive if one of them is, else Pass. Absent until the end.
 	// +optional
 	Verdict Verdict `json:"verdict,omitempty"`
@@ -384,6 +372,22 @@ type NetworkCheckStatus struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=256
 	Progress string `json:"progress,omitempty"`
+
+	// stage that runs; absent before the first run and after the last.
+	// +optional
+	Stage Stage `json:"stage,omitempty"`
+
+	// round of stage Pairs that runs, from 1. Suspects are tested again in later rounds.
+	// +optional
+	Round *int32 `json:"round,omitempty"`
+
+	// runs that the stage, or the round, has.
+	// +optional
+	Runs *int32 `json:"runs,omitempty"`
+
+	// runsDone of them have ended. It is written in steps of a tenth.
+	// +optional
+	RunsDone *int32 `json:"runsDone,omitempty"`
 
 	// message sums up the verdict in a line.
 	// +optional
@@ -410,6 +414,13 @@ type NetworkCheckStatus struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=512
 	BadNodes string `json:"badNodes,omitempty"`
+
+	// failedNodes are their names, sorted, the first 1000.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=253
+	FailedNodes []string `json:"failedNodes,omitempty"`
 
 	// findings are the nodes that did not pass, failed ones first, at most 64.
 	// +optional

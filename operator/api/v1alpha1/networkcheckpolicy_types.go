@@ -32,6 +32,7 @@ type NetworkCheckPolicySpec struct {
 
 	// triggers say when nodes are checked.
 	// +optional
+	// +kubebuilder:default={newNodes:Enabled}
 	Triggers TriggerSpec `json:"triggers,omitzero"`
 
 	// freshnessSeconds is how long a node that passed counts as healthy without another check. Default: 86400.
@@ -47,10 +48,12 @@ type NetworkCheckPolicySpec struct {
 
 	// onFail says what happens to nodes that fail.
 	// +optional
+	// +kubebuilder:default={taint:Disabled}
 	OnFail OnFailSpec `json:"onFail,omitzero"`
 
 	// gate says how long jobs wait for their nodes to be proven. It goes with triggers.jobStart.
 	// +optional
+	// +kubebuilder:default={onTimeout:Start}
 	Gate GateSpec `json:"gate,omitzero"`
 
 	// history is the number of finished checks of this policy that are kept for each trigger. Default: 5.
@@ -71,6 +74,7 @@ type TriggerSpec struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=128
 	// +kubebuilder:validation:XValidation:rule="!self.contains('TZ=')",message="the time zone has a field of its own, timeZone"
+	// +kubebuilder:validation:XValidation:rule="self.contains('TZ=') || self.matches('^(@(yearly|annually|monthly|weekly|daily|midnight|hourly)|[0-9A-Za-z*/,?-]+( +[0-9A-Za-z*/,?-]+){4})$')",message="a cron expression of five fields, such as '0 3 * * *', or @daily, @hourly, @weekly"
 	Schedule string `json:"schedule,omitempty"`
 
 	// timeZone of the schedule, such as Europe/Berlin. Default: Etc/UTC.
@@ -82,16 +86,19 @@ type TriggerSpec struct {
 	// newNodes is Enabled (the default) to check nodes without a verdict, as soon as they are ready and their startup taints are
 	// gone. Inconclusive checks are repeated, less and less often.
 	// +optional
+	// +kubebuilder:default=Enabled
 	NewNodes Switch `json:"newNodes,omitempty"`
 
 	// jobEnd is Enabled (the default) to check nodes whose accelerators a job has just left, if their verdict is older than half of
 	// freshnessSeconds.
 	// +optional
+	// +kubebuilder:default=Enabled
 	JobEnd Switch `json:"jobEnd,omitempty"`
 
 	// jobStart is Enabled to gate jobs of the profile that check.profileName names. They start when proven nodes have room for their
 	// pods, or none is left that could be checked; as many nodes as they lack are checked. Default: Disabled.
 	// +optional
+	// +kubebuilder:default=Disabled
 	JobStart Switch `json:"jobStart,omitempty"`
 }
 
@@ -127,15 +134,18 @@ type GateSpec struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=604800
+	// +kubebuilder:default=1800
 	TimeoutSeconds *int32 `json:"timeoutSeconds,omitempty"`
 
 	// onTimeout is what happens after that time, and after two inconclusive checks of the nodes: Start (the default) or Wait.
 	// +optional
+	// +kubebuilder:default=Start
 	OnTimeout GateTimeout `json:"onTimeout,omitempty"`
 
 	// optOut is Forbidden to refuse jobs with the annotation evenkeel.dev/gate: Disabled, and to gate jobs that their user created
 	// suspended. Default: Allowed.
 	// +optional
+	// +kubebuilder:default=Allowed
 	OptOut GateOptOut `json:"optOut,omitempty"`
 }
 
@@ -146,6 +156,7 @@ type OnFailSpec struct {
 	// taint is Enabled to taint failed nodes with evenkeel.dev/network=unhealthy:NoSchedule, so that pods without a toleration
 	// avoid them too. Default: Disabled.
 	// +optional
+	// +kubebuilder:default=Disabled
 	Taint Switch `json:"taint,omitempty"`
 
 	// maxUnhealthyPercent is the share of the policy's nodes that may be labeled unhealthy, at least one node. Beyond it the
@@ -153,6 +164,7 @@ type OnFailSpec struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100
+	// +kubebuilder:default=20
 	MaxUnhealthyPercent *int32 `json:"maxUnhealthyPercent,omitempty"`
 }
 

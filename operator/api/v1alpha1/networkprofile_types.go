@@ -109,6 +109,7 @@ type NetworkProfileSpec struct {
 
 	// transport has the plugin's settings.
 	// +optional
+	// +kubebuilder:default={}
 	Transport TransportSpec `json:"transport,omitzero"`
 
 	// environment is added to the containers that get the plugin. Variables that a container sets itself stay.
@@ -122,6 +123,7 @@ type NetworkProfileSpec struct {
 
 	// reduction says which jobs get reduction servers, and how many.
 	// +optional
+	// +kubebuilder:default={mode:OnRequest}
 	Reduction ReductionSpec `json:"reduction,omitzero"`
 }
 
@@ -145,7 +147,7 @@ const DefaultMaxReductionServers = 16
 // ReductionSpec says which jobs get reduction servers, and how many.
 //
 // +kubebuilder:validation:MinProperties=1
-// +kubebuilder:validation:XValidation:rule="!has(self.servers) || self.servers <= (has(self.maxServers) ? self.maxServers : 16)",message="servers is larger than maxServers (default: 16)"
+// +kubebuilder:validation:XValidation:rule="!has(self.servers) || !has(self.maxServers) || self.servers <= self.maxServers",message="servers is larger than maxServers"
 type ReductionSpec struct {
 	// image of the servers, of the repository that the installation's has. Plugin and servers of different versions may refuse each
 	// other, so set it with plugin.image: jobs get no servers while the tags of the two differ. Default: the installation's.
@@ -156,6 +158,7 @@ type ReductionSpec struct {
 
 	// mode is Off (jobs that ask are refused), OnRequest (the default) or Always (jobs may decline).
 	// +optional
+	// +kubebuilder:default=OnRequest
 	Mode ReductionMode `json:"mode,omitempty"`
 
 	// servers is the number for jobs without the annotation, with mode Always. Absent: computed from sizing.
@@ -168,6 +171,7 @@ type ReductionSpec struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=64
+	// +kubebuilder:default=16
 	MaxServers *int32 `json:"maxServers,omitempty"`
 
 	// sizing determines the number of servers for Auto: workers x workerBandwidth / serverBandwidth. Absent: one for each worker.
@@ -176,6 +180,7 @@ type ReductionSpec struct {
 
 	// server has the resources and the placement of each server.
 	// +optional
+	// +kubebuilder:default={}
 	Server ReductionServerSpec `json:"server,omitzero"`
 }
 
@@ -204,6 +209,7 @@ type PluginSpec struct {
 
 	// delivery is how the files get into a container: Auto (the default), ImageVolume, InitContainer or Preinstalled.
 	// +optional
+	// +kubebuilder:default=Auto
 	Delivery Delivery `json:"delivery,omitempty"`
 
 	// path is the folder of the libraries inside the plugin image or, for Preinstalled, inside the container. Default: /plugin.
@@ -211,10 +217,12 @@ type PluginSpec struct {
 	// +kubebuilder:validation:MinLength=2
 	// +kubebuilder:validation:MaxLength=256
 	// +kubebuilder:validation:XValidation:rule="self.startsWith('/') && !self.endsWith('/') && !self.contains('..')",message="path is absolute, without a trailing slash or '..', such as /plugin"
+	// +kubebuilder:default=/plugin
 	Path string `json:"path,omitempty"`
 
 	// conflictPolicy is for containers that set NCCL_NET_PLUGIN themselves: Keep (the default) keeps their plugin, Replace replaces it.
 	// +optional
+	// +kubebuilder:default=Keep
 	ConflictPolicy ConflictPolicy `json:"conflictPolicy,omitempty"`
 
 	// strict makes NCCL fail where it cannot use the plugin, instead of using its own sockets (NCCL_NET=Evenkeel). Containers that
@@ -227,6 +235,7 @@ type PluginSpec struct {
 type TransportSpec struct {
 	// mode is Auto (the default), TCP or RDMA. RDMA is strict: peers that cannot use it fail.
 	// +optional
+	// +kubebuilder:default=Auto
 	Mode TransportMode `json:"mode,omitempty"`
 
 	// tcp has the settings of the TCP transport.
@@ -235,6 +244,7 @@ type TransportSpec struct {
 
 	// rdma says which device jobs and their reduction servers get.
 	// +optional
+	// +kubebuilder:default={count:1}
 	RDMA RDMASpec `json:"rdma,omitzero"`
 }
 
@@ -255,10 +265,12 @@ type RDMASpec struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=64
+	// +kubebuilder:default=1
 	Count *int32 `json:"count,omitempty"`
 
 	// memoryLock is how containers may lock memory: RuntimeDefault (the default) or Capability.
 	// +optional
+	// +kubebuilder:default=RuntimeDefault
 	MemoryLock MemoryLock `json:"memoryLock,omitempty"`
 
 	// networks are additional networks of pods that get a device, in the format of the annotation k8s.v1.cni.cncf.io/networks.
@@ -280,7 +292,9 @@ type TCPSpec struct {
 	FlowsPerPeer *int32 `json:"flowsPerPeer,omitempty"`
 }
 
-// EnvironmentVariable is one variable with a literal value.
+// EnvironmentVariable is one variable with a literal value, a corev1.EnvVar without valueFrom. Pods of a job get the value that was
+// there when the job was created, and a reference would be read later. Pods of checks run in Evenkeel's own namespace, whose Secrets
+// are not for whoever writes a check.
 type EnvironmentVariable struct {
 	// name of the variable.
 	// +required

@@ -1,8 +1,10 @@
 package v1alpha1
 
 import (
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // MaxReductionServers is the maximum number of servers of a job.
@@ -18,6 +20,13 @@ const (
 	ReasonServerLost   = "ServerLost"
 	ReasonJobFinished  = "JobFinished"
 	ReasonJobSuspended = "JobSuspended"
+)
+
+const (
+	// ConditionDraining says that servers run on cordoned nodes, and since when; absent: none do.
+	ConditionDraining = "Draining"
+
+	ReasonNodesCordoned = "NodesCordoned"
 )
 
 // Reasons of the condition RDMA of a ReductionService.
@@ -43,10 +52,12 @@ const (
 type ReductionServerSpec struct {
 	// cpu that each server requests; it runs as many threads. Default: 2.
 	// +optional
+	// +kubebuilder:default="2"
 	CPU *resource.Quantity `json:"cpu,omitempty"`
 
 	// memory is the limit of all buffers of a server. Its container gets 256Mi more, as request and limit. Default: 1Gi.
 	// +optional
+	// +kubebuilder:default="1Gi"
 	Memory *resource.Quantity `json:"memory,omitempty"`
 
 	// nodeSelector selects the nodes that servers run on. Absent: any.
@@ -58,10 +69,21 @@ type ReductionServerSpec struct {
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
-	Tolerations []Toleration `json:"tolerations,omitempty"`
+	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.operator) || t.operator in ['Exists', 'Equal'])",message="operator is Exists or Equal"
+	// +kubebuilder:validation:XValidation:rule="self.all(t, has(t.operator) && t.operator == 'Exists' ? !has(t.value) || t.value == '' : has(t.key) && t.key != '')",message="a toleration without a key has the operator Exists, which goes without a value"
+	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.effect) || t.effect in ['', 'NoSchedule', 'PreferNoSchedule', 'NoExecute'])",message="effect is NoSchedule, PreferNoSchedule or NoExecute"
+	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
+
+	// evictAfterSeconds is how long a server stays on a node after it was cordoned. Then it may be evicted, so that the node can be
+	// drained, and the job fails. Absent: servers are not evicted while the job runs.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=604800
+	EvictAfterSeconds *int32 `json:"evictAfterSeconds,omitempty"`
 
 	// placement is a preference: a server that cannot have it runs elsewhere.
 	// +optional
+	// +kubebuilder:default={mode:Spread}
 	Placement PlacementSpec `json:"placement,omitzero"`
 }
 
@@ -71,6 +93,7 @@ type ReductionServerSpec struct {
 type PlacementSpec struct {
 	// mode is Spread (the default) or NearWorkers. In both, servers avoid hosts with workers or other servers if possible.
 	// +optional
+	// +kubebuilder:default=Spread
 	Mode PlacementMode `json:"mode,omitempty"`
 
 	// topologyKey is the label of nodes that names the domain. Default: kubernetes.io/hostname for Spread,
@@ -131,11 +154,11 @@ type ReductionServiceSpec struct {
 
 // WorkloadReference names a job of the same namespace.
 type WorkloadReference struct {
-	// apiVersion of the job's kind, such as kubeflow.org/v1.
+	// apiGroup of the job's kind, such as kubeflow.org.
 	// +required
 	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=316
-	APIVersion string `json:"apiVersion,omitempty"`
+	// +kubebuilder:validation:MaxLength=253
+	APIGroup string `json:"apiGroup,omitempty"`
 
 	// kind of the job.
 	// +required
@@ -148,11 +171,15 @@ type WorkloadReference struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name,omitempty"`
+
+	// uid of the job, which another job of the same name does not have.
+	// +required
+	UID types.UID `json:"uid,omitempty"`
 }
 
 // ReductionServiceStatus is the state of the servers.
 type ReductionServiceStatus struct {
-	// conditions: Available, ImagesMatch, and RDMA for jobs that have a device.
+	// conditions: Available, ImagesMatch, RDMA for jobs that have a device, and Draining while servers are on cordoned nodes.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -15,7 +15,6 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/inject"
-	"evenkeel.dev/evenkeel/operator/internal/preflight/jobs"
 )
 
 const (
@@ -28,9 +27,10 @@ const (
 	memoryOverhead = 256 << 20
 )
 
-// Objects returns the objects of a service except its key. Running is the number of servers that should run now.
-func Objects(service *evenkeel.ReductionService, running int32) []client.Object {
-	return []client.Object{headless(service), disruptionBudget(service), networkPolicy(service), statefulSet(service, running)}
+// Objects returns the objects of a service except its key. Running is the number of servers that should run now, and evictable says
+// whether they may be evicted.
+func Objects(service *evenkeel.ReductionService, running int32, evictable bool) []client.Object {
+	return []client.Object{headless(service), disruptionBudget(service, evictable), networkPolicy(service), statefulSet(service, running)}
 }
 
 // Key returns the Secret with the job's key of 64 hexadecimal digits.
@@ -83,13 +83,16 @@ func headless(service *evenkeel.ReductionService) *corev1.Service {
 	}
 }
 
-// disruptionBudget protects servers from eviction: without one of them the whole job would end.
-func disruptionBudget(service *evenkeel.ReductionService) *policyv1.PodDisruptionBudget {
-	none := intstr.FromInt32(0)
+// disruptionBudget protects servers from eviction: without one of them the whole job would end. So if one may be evicted, all may.
+func disruptionBudget(service *evenkeel.ReductionService, evictable bool) *policyv1.PodDisruptionBudget {
+	unavailable := intstr.FromInt32(0)
+	if evictable {
+		unavailable = intstr.FromString("100%")
+	}
 	return &policyv1.PodDisruptionBudget{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "policy/v1", Kind: "PodDisruptionBudget"},
 		ObjectMeta: objectMeta(service),
-		Spec:       policyv1.PodDisruptionBudgetSpec{MaxUnavailable: &none, Selector: selectServers(service)},
+		Spec:       policyv1.PodDisruptionBudgetSpec{MaxUnavailable: &unavailable, Selector: selectServers(service)},
 	}
 }
 
@@ -155,7 +158,7 @@ func serverPod(service *evenkeel.ReductionService) *corev1.Pod {
 				RunAsNonRoot:   &yes,
 				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 			},
-			NodeSelector: spec.NodeSelector, Tolerations: tolerations(spec.Tolerations),
+			NodeSelector: spec.NodeSelector, Tolerations: spec.Tolerations,
 			Affinity:                  affinity(service, spec.Placement),
 			TopologySpreadConstraints: spreadConstraints(service, spec.Placement),
 			Volumes:                   []corev1.Volume{inject.KeyVolume(service.Name)},
@@ -199,14 +202,6 @@ func serverPod(service *evenkeel.ReductionService) *corev1.Pod {
 	addDevice(pod, service)
 	inject.AvoidUnhealthyNodes(pod)
 	return pod
-}
-
-func tolerations(own []evenkeel.Toleration) []corev1.Toleration {
-	var out []corev1.Toleration
-	for _, t := range own {
-		out = append(out, jobs.Toleration(t))
-	}
-	return out
 }
 
 // affinity prefers the workers' domain, if requested, and avoids the workers' hosts, since workers need the links of their

@@ -31,7 +31,7 @@ func newService(change func(*evenkeel.ReductionServiceSpec)) *evenkeel.Reduction
 // object is the one of the type among what the service is made of.
 func object[T any](t *testing.T, service *evenkeel.ReductionService, running int32) T {
 	t.Helper()
-	for _, o := range Objects(service, running) {
+	for _, o := range Objects(service, running, false) {
 		if found, ok := o.(T); ok {
 			return found
 		}
@@ -42,7 +42,7 @@ func object[T any](t *testing.T, service *evenkeel.ReductionService, running int
 
 func TestServerObjectsAreOwned(t *testing.T) {
 	service := newService(nil)
-	for _, o := range append(Objects(service, 4), Key(service, []byte("key"))) {
+	for _, o := range append(Objects(service, 4, false), Key(service, []byte("key"))) {
 		owner := metav1.GetControllerOf(o)
 		if owner == nil || owner.UID != "uid" || o.GetNamespace() != "team" || o.GetName() != service.Name || o.GetLabels()[evenkeel.ReductionServerKey] != service.Name {
 			t.Errorf("%T: %s/%s of %+v, labels %v", o, o.GetNamespace(), o.GetName(), owner, o.GetLabels())

@@ -323,7 +323,7 @@ func TestReductionServerCount(t *testing.T) {
 func TestReductionProfileSettings(t *testing.T) {
 	cpu, memory := resource.MustParse("7"), resource.MustParse("3Gi")
 	newProfile(t, "shaped", evenkeel.NetworkProfileSpec{Reduction: evenkeel.ReductionSpec{Server: evenkeel.ReductionServerSpec{
-		CPU: &cpu, Memory: &memory, NodeSelector: map[string]string{"pool": "cpu"}, Tolerations: []evenkeel.Toleration{{Key: "cpu"}},
+		CPU: &cpu, Memory: &memory, NodeSelector: map[string]string{"pool": "cpu"}, Tolerations: []corev1.Toleration{{Key: "cpu", Operator: corev1.TolerationOpExists}},
 		Placement: evenkeel.PlacementSpec{Mode: evenkeel.PlacementNearWorkers, TopologyKey: "rack"},
 	}}})
 	job, _ := reducing(t, "PyTorchJob", newNamespace(t, nil), "shaped", "1")
@@ -694,7 +694,7 @@ func TestReductionServiceValidation(t *testing.T) {
 	good := func(change func(*evenkeel.ReductionService)) *evenkeel.ReductionService {
 		two := int32(2)
 		s := &evenkeel.ReductionService{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "x-reduce-0"}, Spec: evenkeel.ReductionServiceSpec{
-			WorkloadRef: evenkeel.WorkloadReference{APIVersion: "batch/v1", Kind: "Job", Name: "x"}, Replicas: &two, Image: "i:1",
+			WorkloadRef: evenkeel.WorkloadReference{APIGroup: "batch", Kind: "Job", Name: "x", UID: "u"}, Replicas: &two, Image: "i:1",
 		}}
 		if change != nil {
 			change(s)
@@ -706,6 +706,8 @@ func TestReductionServiceValidation(t *testing.T) {
 		"spec.replicas in body should be greater": good(func(s *evenkeel.ReductionService) { s.Spec.Replicas = &zero }),
 		"spec.replicas in body should be less":    good(func(s *evenkeel.ReductionService) { s.Spec.Replicas = &many }),
 		"spec.image":                              good(func(s *evenkeel.ReductionService) { s.Spec.Image = "" }),
+		"spec.workloadRef.apiGroup":               good(func(s *evenkeel.ReductionService) { s.Spec.WorkloadRef.APIGroup = "" }),
+		"spec.workloadRef.uid":                    good(func(s *evenkeel.ReductionService) { s.Spec.WorkloadRef.UID = "" }),
 		"spec.server.placement.mode":              good(func(s *evenkeel.ReductionService) { s.Spec.Server.Placement.Mode = "Anywhere" }),
 		"at most 52":                              good(func(s *evenkeel.ReductionService) { s.Name = strings.Repeat("x", 53) }),
 		"a letter first":                          good(func(s *evenkeel.ReductionService) { s.Name = "0x" }),

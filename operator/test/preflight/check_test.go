@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -263,6 +264,9 @@ func TestCheckNamesSlowNode(t *testing.T) {
 	if bad := found(c, "Fail"); !slices.Equal(bad, []string{"slow-2"}) || c.Status.BadNodes != "slow-2" || *c.Status.Summary.Passed != 5 {
 		t.Errorf("failed %v, %+v", bad, c.Status)
 	}
+	if s := c.Status; !slices.Equal(s.FailedNodes, []string{"slow-2"}) || s.ObservedGeneration != 1 || s.Stage != "" || s.Round != nil || s.Runs != nil || s.RunsDone != nil {
+		t.Errorf("failedNodes %v, observedGeneration %d; of progress are left stage %q, round %v, runs %v, runsDone %v", s.FailedNodes, s.ObservedGeneration, s.Stage, s.Round, s.Runs, s.RunsDone)
+	}
 	if f := c.Status.Findings[0]; f.Reason != "TooSlow" || f.Stage != evenkeel.StagePairs || f.BusBandwidth.String() != "100M" {
 		t.Errorf("%+v", f)
 	}
@@ -283,6 +287,28 @@ func TestCheckNamesSlowNode(t *testing.T) {
 	says(t, namespace, "slow", "Normal EvenkeelCheckStarted", "Warning EvenkeelCheckFailed")
 	says(t, "default", "slow-2", "Warning EvenkeelNetworkUnhealthy")
 	says(t, "default", "slow-1") // that a node is as it should be is no news
+}
+
+// TestCheckProgressIsForPrograms reads a check that runs.
+func TestCheckProgressIsForPrograms(t *testing.T) {
+	f := newFleet(t, links(nil))
+	f.hold.Store(true)
+	start(t, f, &clock{}, &clock{})
+	newNodes(t, "stages", 4)
+	c := newCheck(t, "stages", func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Local", "Pairs"} })
+	running := func(stage evenkeel.Stage, round, runs int32) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("%s runs, and none of its %d runs has ended", stage, runs), func(ctx context.Context) (bool, error) {
+			if err := admin.Get(ctx, client.ObjectKeyFromObject(c), c); err != nil {
+				return false, err
+			}
+			s := c.Status
+			return s.Stage == stage && ptr.Deref(s.Round, 0) == round && ptr.Deref(s.Runs, 0) == runs && ptr.Deref(s.RunsDone, -1) == 0 && s.ObservedGeneration == c.Generation, nil
+		})
+	}
+	running(evenkeel.StageLocal, 0, 4)
+	f.hold.Store(false)
+	ended(t, c)
 }
 
 // says waits until the Events about the object are these, in the order of their reasons.

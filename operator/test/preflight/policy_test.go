@@ -185,10 +185,10 @@ func TestPolicyPairsNewNodeWithProvenOne(t *testing.T) {
 
 func TestPolicyInvalidSchedule(t *testing.T) {
 	start(t, newFleet(t, links(nil)), &clock{}, &clock{})
-	p := newPolicy(t, "schedule", func(s *evenkeel.NetworkCheckPolicySpec) { s.Triggers.Schedule = "now and then" })
+	p := newPolicy(t, "schedule", func(s *evenkeel.NetworkCheckPolicySpec) { s.Triggers.Schedule = "61 3 * * *" })
 	waitPolicy(t, p, "the policy says what is wrong", func() bool {
 		ready := meta.FindStatusCondition(p.Status.Conditions, evenkeel.ConditionReady)
-		return ready != nil && ready.Reason == "InvalidSchedule" && strings.Contains(ready.Message, `"now and then"`)
+		return ready != nil && ready.Reason == "InvalidSchedule" && strings.Contains(ready.Message, `"61 3 * * *"`)
 	})
 }
 

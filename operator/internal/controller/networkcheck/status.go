@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
@@ -25,15 +26,17 @@ import (
 
 // Limits of a status. The API server enforces them.
 const (
-	maxFindings   = 64
-	maxFabrics    = 16
-	maxPools      = 8
-	maxNetworks   = 8
-	maxMessage    = 300 // with it, the largest status has less than 64 KiB
-	maxSummary    = 1024
-	maxBadNodes   = 512
-	reasonEnded   = "Ended"
-	reasonRunning = "Running"
+	maxFindings = 64
+	maxFabrics  = 16
+	maxPools    = 8
+	maxNetworks = 8
+	maxMessage  = 300 // with it, the largest status has less than 64 KiB, without failedNodes
+	maxSummary  = 1024
+	maxBadNodes = 512
+	// maxFailedNodes is the schema's limit of status.failedNodes.
+	maxFailedNodes = 1000
+	reasonEnded    = "Ended"
+	reasonRunning  = "Running"
 	// reasonNotWritten: the report could not be written, such as for want of quota.
 	reasonNotWritten = "ReportNotWritten"
 	progressStep     = 10 // percent; limits the number of status writes
@@ -57,20 +60,33 @@ func (c *Reconciler) updateProgress(ctx context.Context, check jobs.Check, recor
 	started, nodes := metav1.NewTime(record.Started), int32(len(record.Nodes))
 	status.StartTime, status.Launcher, status.ReportName, status.Summary.Nodes = &started, record.Launcher, check.ReportName(), &nodes
 	round := ""
+	status.Round = nil
 	if d.Stage == evenkeel.StagePairs {
+		status.Round = ptr.To(int32(d.Round))
 		round = fmt.Sprintf(" round %d", d.Round)
 	}
-	done := 100 * (d.Total - len(d.Pending)) / max(1, d.Total)
-	status.Progress = fmt.Sprintf("%s%s: %d%% of %d runs", d.Stage, round, done/progressStep*progressStep, d.Total)
+	done := d.Total - len(d.Pending)
+	progress := fmt.Sprintf("%s%s: %d%% of %d runs", d.Stage, round, 100*done/max(1, d.Total)/progressStep*progressStep, d.Total)
+	if progress != status.Progress {
+		status.Progress, status.Stage, status.Runs, status.RunsDone = progress, d.Stage, ptr.To(int32(d.Total)), ptr.To(int32(done))
+	}
+	status.ObservedGeneration = check.Object.Generation
 	setCondition(status, check.Object, evenkeel.ConditionComplete, metav1.ConditionFalse, reasonRunning, status.Progress, c.Clock.Now())
 	return statusapply.Apply(ctx, c.client, fieldOwner, check.Object, &check.Object.Status, status)
+}
+
+// endProgress leaves nothing in the status that only a running check has.
+func endProgress(status *evenkeel.NetworkCheckStatus, object *evenkeel.NetworkCheck) {
+	status.Progress, status.Stage, status.Round, status.Runs, status.RunsDone = "ended", "", nil, nil, nil
+	status.ObservedGeneration = object.Generation
 }
 
 // setNotRunnable ends a check that cannot be run, with an inconclusive verdict.
 func (c *Reconciler) setNotRunnable(ctx context.Context, object *evenkeel.NetworkCheck, reason, message string) error {
 	status := object.Status.DeepCopy()
 	now := metav1.NewTime(c.Clock.Now().Truncate(time.Second))
-	status.Verdict, status.Message, status.Progress, status.CompletionTime = evenkeel.VerdictInconclusive, text.Clip(message, maxSummary), "ended", &now
+	endProgress(status, object)
+	status.Verdict, status.Message, status.CompletionTime = evenkeel.VerdictInconclusive, text.Clip(message, maxSummary), &now
 	setCondition(status, object, evenkeel.ConditionComplete, metav1.ConditionTrue, reason, message, c.Clock.Now())
 	setCondition(status, object, evenkeel.ConditionPassed, metav1.ConditionUnknown, reason, message, c.Clock.Now())
 	return c.setFinalStatus(ctx, object, status)
@@ -89,7 +105,8 @@ func finalStatus(object *evenkeel.NetworkCheck, record *preflight.Record, d pref
 	status := object.Status.DeepCopy()
 	now := record.Finished
 	started, ended := metav1.NewTime(record.Started), metav1.NewTime(now)
-	status.StartTime, status.CompletionTime, status.Launcher, status.Progress = &started, &ended, record.Launcher, "ended"
+	endProgress(status, object)
+	status.StartTime, status.CompletionTime, status.Launcher = &started, &ended, record.Launcher
 	status.Verdict = d.Verdict
 
 	nodes := slices.Clone(d.Nodes)
@@ -114,6 +131,8 @@ func finalStatus(object *evenkeel.NetworkCheck, record *preflight.Record, d pref
 	passed, bad, unclear := counts[evenkeel.VerdictPass], counts[evenkeel.VerdictFail], counts[evenkeel.VerdictInconclusive]
 	status.Summary = evenkeel.CheckSummary{Nodes: &total, Passed: &passed, Failed: &bad, Inconclusive: &unclear, Runs: &runs, MedianBusBandwidth: Quantity(d.Median)}
 	status.BadNodes = text.List(failed, maxBadNodes)
+	status.FailedNodes = slices.Sorted(slices.Values(failed))
+	status.FailedNodes = status.FailedNodes[:min(len(failed), maxFailedNodes)]
 
 	fabrics := slices.Clone(d.Fabrics)
 	slices.SortStableFunc(fabrics, func(a, b preflight.FabricResult) int { return evenkeel.WorstFirst(a.Verdict, b.Verdict) })

@@ -16,8 +16,12 @@ import (
 	"sync"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
@@ -30,6 +34,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
@@ -48,6 +53,8 @@ const (
 	fieldOwner = client.FieldOwner("evenkeel-reductionservice")
 	// rejectedRetry is the interval of attempts for a job that could not have servers: its profile may have been corrected.
 	rejectedRetry = time.Minute
+	// keyRetry is the interval at which a key that somebody deleted is made again, while servers that need it are not ready.
+	keyRetry = time.Minute
 	// listTimeout bounds the first listing of a kind of job, which is tried again.
 	listTimeout = 30 * time.Second
 )
@@ -73,11 +80,16 @@ type Reconciler struct {
 // SetupWithManager starts the controller with the manager.
 func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	c.client, c.live = mgr.GetClient(), mgr.GetAPIReader()
+	servers := cache.ByObject{Label: labelExists(evenkeel.ReductionServerKey)}
+	byObject := map[client.Object]cache.ByObject{&corev1.Pod{}: servers}
+	for _, object := range owned {
+		byObject[object] = servers
+	}
 	var err error
 	c.watched, err = cache.New(mgr.GetConfig(), cache.Options{
 		HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(),
 		DefaultLabelSelector: labelExists(evenkeel.ReductionClientKey),
-		ByObject:             map[client.Object]cache.ByObject{&corev1.Pod{}: {Label: labelExists(evenkeel.ReductionServerKey)}},
+		ByObject:             byObject,
 		DefaultTransform:     cache.TransformStripManagedFields(),
 		// Otherwise reading a kind that is not watched would start a watch.
 		ReaderFailOnMissingInformer: true,
@@ -94,10 +106,20 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 			return fmt.Errorf("watch %T: %w", object, err)
 		}
 	}
-	built, err := builder.ControllerManagedBy(mgr).Named("reductionservice").
+	controller := builder.ControllerManagedBy(mgr).Named("reductionservice").
 		For(&evenkeel.ReductionService{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		WatchesRawSource(source.Kind[client.Object](c.watched, &corev1.Pod{}, named(evenkeel.ReductionServerKey))).
-		Build(c)
+		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(c.servicesOn), builder.WithPredicates(cordonChanged)).
+		WatchesRawSource(source.Kind[client.Object](c.watched, &corev1.Pod{}, named(evenkeel.ReductionServerKey)))
+	for _, object := range owned {
+		kind, err := mgr.GetClient().GroupVersionKindFor(object)
+		if err != nil {
+			return err
+		}
+		metadata := &metav1.PartialObjectMetadata{}
+		metadata.SetGroupVersionKind(kind)
+		controller = controller.WatchesRawSource(source.Kind[client.Object](c.watched, metadata, named(evenkeel.ReductionServerKey), lostOrChanged))
+	}
+	built, err := controller.Build(c)
 	if err != nil {
 		return err
 	}
@@ -107,6 +129,42 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 		})
 		return nil
 	}))
+}
+
+// owned are the kinds of objects of a service that are made again when somebody deletes them. Secrets are too, but may not be read.
+var owned = []client.Object{&corev1.Service{}, &appsv1.StatefulSet{}, &policyv1.PodDisruptionBudget{}, &networkingv1.NetworkPolicy{}}
+
+// lostOrChanged passes what somebody may have done to the servers' objects. Changes of their status are many, and no concern.
+var lostOrChanged = predicate.Funcs{
+	CreateFunc: func(event.CreateEvent) bool { return false },
+	UpdateFunc: func(e event.UpdateEvent) bool {
+		generation := e.ObjectNew.GetGeneration() // a Service has none
+		return generation == 0 || generation != e.ObjectOld.GetGeneration()
+	},
+}
+
+// cordonChanged passes nodes that are cordoned or uncordoned.
+var cordonChanged = predicate.Funcs{
+	CreateFunc: func(event.CreateEvent) bool { return false },
+	DeleteFunc: func(event.DeleteEvent) bool { return false },
+	UpdateFunc: func(e event.UpdateEvent) bool {
+		return e.ObjectOld.(*corev1.Node).Spec.Unschedulable != e.ObjectNew.(*corev1.Node).Spec.Unschedulable
+	},
+}
+
+// servicesOn returns the services with a server on the node.
+func (c *Reconciler) servicesOn(ctx context.Context, node client.Object) []reconcile.Request {
+	var pods corev1.PodList
+	if err := c.watched.List(ctx, &pods); err != nil {
+		return nil // the cache is closing
+	}
+	var requests []reconcile.Request
+	for _, p := range pods.Items {
+		if p.Spec.NodeName == node.GetName() {
+			requests = append(requests, reconcile.Request{NamespacedName: types.NamespacedName{Namespace: p.Namespace, Name: p.Labels[evenkeel.ReductionServerKey]}})
+		}
+	}
+	return requests
 }
 
 // labelExists selects what has the label.
@@ -186,7 +244,7 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	if !exists {
 		return c.createService(ctx, request, job)
 	}
-	return reconcile.Result{}, c.reconcileServers(ctx, service, job)
+	return c.reconcileServers(ctx, service, job)
 }
 
 // job returns the job whose label names the service: its owner, if it has one, else the oldest.
@@ -282,7 +340,7 @@ func (c *Reconciler) service(ctx context.Context, name string, job *unstructured
 			}},
 		},
 		Spec: evenkeel.ReductionServiceSpec{
-			WorkloadRef: evenkeel.WorkloadReference{APIVersion: job.GetAPIVersion(), Kind: job.GetKind(), Name: job.GetName()},
+			WorkloadRef: evenkeel.WorkloadReference{APIGroup: job.GroupVersionKind().Group, Kind: job.GetKind(), Name: job.GetName(), UID: job.GetUID()},
 			Replicas:    &replicas, Image: cmp.Or(profile.Spec.Reduction.Image, c.Image), ImagePullSecrets: profile.Spec.ImagePullSecrets, PriorityClassName: first.PriorityClass(),
 			Server: profile.Spec.Reduction.Server,
 		},
@@ -295,48 +353,59 @@ func (c *Reconciler) service(ctx context.Context, name string, job *unstructured
 }
 
 // reconcileServers creates the servers, or scales them to zero, and writes the status.
-func (c *Reconciler) reconcileServers(ctx context.Context, service *evenkeel.ReductionService, job *unstructured.Unstructured) error {
-	if len(service.Status.Conditions) == 0 {
-		if err := c.makeKey(ctx, service); err != nil {
-			return err
-		}
-	}
+func (c *Reconciler) reconcileServers(ctx context.Context, service *evenkeel.ReductionService, job *unstructured.Unstructured) (reconcile.Result, error) {
 	running := *service.Spec.Replicas
 	if suspended, _ := workload.Suspended(job); suspended || workload.Finished(job) {
 		running = 0
 	}
-	for _, object := range reduction.Objects(service, running) {
-		if err := c.applyObject(ctx, object); err != nil {
-			return fmt.Errorf("apply %s %s/%s: %w", object.GetObjectKind().GroupVersionKind().Kind, service.Namespace, service.Name, err)
-		}
-	}
 	var pods corev1.PodList
 	if err := c.watched.List(ctx, &pods, client.InNamespace(service.Namespace), client.MatchingLabels{evenkeel.ReductionServerKey: service.Name}); err != nil {
-		return fmt.Errorf("list the servers of ReductionService %s/%s: %w", service.Namespace, service.Name, err)
+		return reconcile.Result{}, fmt.Errorf("list the servers of ReductionService %s/%s: %w", service.Namespace, service.Name, err)
 	}
 	var nodes corev1.NodeList
 	if err := c.client.List(ctx, &nodes); err != nil {
-		return fmt.Errorf("list nodes: %w", err)
+		return reconcile.Result{}, fmt.Errorf("list nodes: %w", err)
 	}
-	status, pending := observeStatus(service, job, pods.Items, nodes.Items, c.Clock.Now())
-	// Events first: if the status cannot be written, they are recorded again rather than never.
-	for _, n := range pending {
-		if err := c.recordEvent(ctx, job, n.severity, n.reason, n.message); err != nil {
-			return err
+	now := c.Clock.Now()
+	status, pending := observeStatus(service, job, pods.Items, nodes.Items, now)
+	waiting := running > 0 && !meta.IsStatusConditionTrue(status.Conditions, evenkeel.ConditionAvailable)
+	if waiting {
+		if err := c.makeKey(ctx, service, job); err != nil {
+			return reconcile.Result{}, err
 		}
 	}
-	return statusapply.Apply(ctx, c.client, fieldOwner, service, &service.Status, status)
+	evictable, eviction := evictableAt(service, status, now)
+	for _, object := range reduction.Objects(service, running, evictable) {
+		if err := c.applyObject(ctx, object); err != nil {
+			return reconcile.Result{}, fmt.Errorf("apply %s %s/%s: %w", object.GetObjectKind().GroupVersionKind().Kind, service.Namespace, service.Name, err)
+		}
+	}
+	// Events first: if the status cannot be written, they are recorded again rather than never.
+	for _, n := range pending {
+		if err := events.Write(ctx, c.client, events.Again(reference(job), n.severity, n.reason, n.message, n.since, now)); err != nil {
+			return reconcile.Result{}, err
+		}
+	}
+	again := eviction
+	if waiting && (again == 0 || keyRetry < again) {
+		again = keyRetry
+	}
+	return reconcile.Result{RequeueAfter: again}, statusapply.Apply(ctx, c.client, fieldOwner, service, &service.Status, status)
 }
 
-// makeKey creates the job's key, once. The controller cannot read it afterwards.
-func (c *Reconciler) makeKey(ctx context.Context, service *evenkeel.ReductionService) error {
+// makeKey creates the job's key, if there is none. The controller cannot read it.
+func (c *Reconciler) makeKey(ctx context.Context, service *evenkeel.ReductionService, job *unstructured.Unstructured) error {
 	random := make([]byte, 32)
 	if _, err := rand.Read(random); err != nil {
 		return fmt.Errorf("random numbers: %w", err)
 	}
 	err := c.client.Create(ctx, reduction.Key(service, []byte(hex.EncodeToString(random))))
 	switch {
-	case err == nil, apierrors.IsAlreadyExists(err):
+	case err == nil && len(service.Status.Conditions) > 0:
+		now := c.Clock.Now()
+		return events.Write(ctx, c.client, events.Again(reference(job), corev1.EventTypeWarning, ReasonKeyReplaced, fmt.Sprintf(
+			"Secret %s with the key of the reduction servers was deleted, and has been made again: restart the job, as servers refuse processes that have the old key", service.Name), now, now))
+	case err == nil, apierrors.IsAlreadyExists(err), apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		return nil
 	case apierrors.IsForbidden(err):
 		return fmt.Errorf("create Secret %s/%s: %w", service.Namespace, service.Name, err)
@@ -359,7 +428,9 @@ func (c *Reconciler) applyObject(ctx context.Context, object client.Object) erro
 }
 
 func (c *Reconciler) recordEvent(ctx context.Context, job *unstructured.Unstructured, severity, reason, message string) error {
-	return events.Write(ctx, c.client, events.New(corev1.ObjectReference{
-		APIVersion: job.GetAPIVersion(), Kind: job.GetKind(), Namespace: job.GetNamespace(), Name: job.GetName(), UID: job.GetUID(),
-	}, severity, reason, message, c.Clock.Now()))
+	return events.Write(ctx, c.client, events.New(reference(job), severity, reason, message, c.Clock.Now()))
+}
+
+func reference(job *unstructured.Unstructured) corev1.ObjectReference {
+	return corev1.ObjectReference{APIVersion: job.GetAPIVersion(), Kind: job.GetKind(), Namespace: job.GetNamespace(), Name: job.GetName(), UID: job.GetUID()}
 }

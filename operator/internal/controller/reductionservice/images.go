@@ -30,5 +30,5 @@ func observeImages(service *evenkeel.ReductionService, job *unstructured.Unstruc
 	if condition.Status != metav1.ConditionFalse || before != nil && before.Status == condition.Status {
 		return nil
 	}
-	return []pendingEvent{{corev1.EventTypeWarning, ReasonImagesDiffer, "reduction servers: " + condition.Message + "; then create the job again"}}
+	return []pendingEvent{{corev1.EventTypeWarning, ReasonImagesDiffer, "reduction servers: " + condition.Message + "; then create the job again", now}}
 }

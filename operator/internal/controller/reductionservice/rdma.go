@@ -48,7 +48,7 @@ func observeRDMA(service *evenkeel.ReductionService, job *unstructured.Unstructu
 	if condition.Status == metav1.ConditionTrue || before != nil && before.Reason == condition.Reason {
 		return nil
 	}
-	return []pendingEvent{{severity, ReasonNoRDMA, "reduction " + condition.Message}}
+	return []pendingEvent{{severity, ReasonNoRDMA, "reduction " + condition.Message, now}}
 }
 
 // jobDevice is the device that the job got when it was created; empty: none.

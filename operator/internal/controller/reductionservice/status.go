@@ -25,13 +25,18 @@ const (
 	ReasonNoRDMA  = "EvenkeelReductionWithoutRDMA"
 
 	ReasonImagesDiffer = "EvenkeelReductionImagesDiffer"
+	ReasonDraining     = "EvenkeelReductionNodeDraining"
+	ReasonKeyReplaced  = "EvenkeelReductionKeyReplaced"
 )
 
 // maxMessage is the maximum length of a condition's message.
 const maxMessage = 1024
 
-// A pendingEvent is an Event to record on the job.
-type pendingEvent struct{ severity, reason, message string }
+// A pendingEvent is an Event to record on the job, about what is so since a time.
+type pendingEvent struct {
+	severity, reason, message string
+	since                     time.Time
+}
 
 // observeStatus returns the status of the servers, and the Events about what changed.
 func observeStatus(service *evenkeel.ReductionService, job *unstructured.Unstructured, pods []corev1.Pod, nodes []corev1.Node, now time.Time) (*evenkeel.ReductionServiceStatus, []pendingEvent) {
@@ -69,7 +74,7 @@ func observeStatus(service *evenkeel.ReductionService, job *unstructured.Unstruc
 		condition.Status, condition.Reason = metav1.ConditionTrue, evenkeel.ReasonAllReady
 		condition.Message = fmt.Sprintf("%d of %d servers are ready", servers, servers)
 		if !complete {
-			pending = append(pending, pendingEvent{corev1.EventTypeNormal, ReasonReady, fmt.Sprintf("all %d reduction servers of ReductionService %s are ready", servers, service.Name)})
+			pending = append(pending, pendingEvent{corev1.EventTypeNormal, ReasonReady, fmt.Sprintf("all %d reduction servers of ReductionService %s are ready", servers, service.Name), now})
 		}
 	case complete:
 		condition.Reason, status.LostServers = evenkeel.ReasonServerLost, absent
@@ -77,7 +82,7 @@ func observeStatus(service *evenkeel.ReductionService, job *unstructured.Unstruc
 			if !slices.Contains(service.Status.LostServers, name) {
 				pending = append(pending, pendingEvent{corev1.EventTypeWarning, ReasonLost, fmt.Sprintf(
 					"reduction server %s was lost at %s: %s. Operations that wait for it fail with an error that names it; a new server of the same name serves processes that start later",
-					name, now.UTC().Format(time.RFC3339), why[name])})
+					name, now.UTC().Format(time.RFC3339), why[name]), now})
 			}
 		}
 	default:
@@ -93,6 +98,9 @@ func observeStatus(service *evenkeel.ReductionService, job *unstructured.Unstruc
 	if !suspended && !workload.Finished(job) {
 		pending = append(pending, observeRDMA(service, job, nodes, len(absent) == 0, status, now)...)
 		pending = append(pending, observeImages(service, job, status, now)...)
+		pending = append(pending, observeDrain(service, pods, nodes, status, now)...)
+	} else {
+		meta.RemoveStatusCondition(&status.Conditions, evenkeel.ConditionDraining)
 	}
 	return status, pending
 }

@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -40,6 +41,14 @@ func New(about corev1.ObjectReference, severity, reason, message string, now tim
 		Source:         corev1.EventSource{Component: "evenkeel"},
 		FirstTimestamp: metav1.NewTime(now), LastTimestamp: metav1.NewTime(now), Count: 1,
 	}
+}
+
+// Again is New for what can happen again in the same words: since tells one time from another, as an existing Event would stay as it
+// is.
+func Again(about corev1.ObjectReference, severity, reason, message string, since, now time.Time) *corev1.Event {
+	e := New(about, severity, reason, message, now)
+	e.Name += "-" + strconv.FormatInt(since.Unix(), 16)
+	return e
 }
 
 // Write creates those Events that do not exist yet. In a terminating namespace nothing happens.

@@ -27,6 +27,9 @@ func TestEventNameIsContentHash(t *testing.T) {
 			t.Errorf("another %s has the same name", what)
 		}
 	}
+	if once, twice := Again(node, corev1.EventTypeNormal, "R", "m", now, now), Again(node, corev1.EventTypeNormal, "R", "m", now.Add(time.Second), now); once.Name == twice.Name || once.Name == first.Name {
+		t.Errorf("what happens again has the names %q and %q", once.Name, twice.Name)
+	}
 	if first.Namespace != "default" || first.Source.Component != "evenkeel" {
 		t.Errorf("%+v", first)
 	}

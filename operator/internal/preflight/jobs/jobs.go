@@ -248,9 +248,9 @@ func (c Check) podTemplate(run string, w preflight.PlannedRun, role string, comm
 	}
 	volumes := []corev1.Volume{{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
 	mounts := []corev1.VolumeMount{{Name: "tmp", MountPath: "/tmp"}}
-	resources := corev1.ResourceRequirements{
-		Requests: corev1.ResourceList{corev1.ResourceCPU: *runner.Resources.CPU, corev1.ResourceMemory: *runner.Resources.Memory},
-		Limits:   corev1.ResourceList{corev1.ResourceMemory: *runner.Resources.Memory},
+	resources := *runner.Resources.DeepCopy()
+	if resources.Limits == nil {
+		resources.Limits = corev1.ResourceList{}
 	}
 	if runner.Type == evenkeel.RunnerNCCLTests {
 		// NCCL logs at this level which network it uses.
@@ -332,23 +332,10 @@ func nodeAffinityTo(nodes []string) *corev1.NodeAffinity {
 
 // Tolerations of the check's pods: the user's, and those for GPUs and for Evenkeel's taint, since a failed node has to be tested
 // to be cleared.
-func Tolerations(own []evenkeel.Toleration) []corev1.Toleration {
-	out := []corev1.Toleration{
+func Tolerations(own []corev1.Toleration) []corev1.Toleration {
+	return append([]corev1.Toleration{
 		{Key: string(gpuName), Operator: corev1.TolerationOpExists},
 		{Key: "amd.com/gpu", Operator: corev1.TolerationOpExists},
 		{Key: evenkeel.HealthKey, Operator: corev1.TolerationOpExists},
-	}
-	for _, t := range own {
-		out = append(out, Toleration(t))
-	}
-	return out
-}
-
-// Toleration converts a toleration of the API for a pod.
-func Toleration(t evenkeel.Toleration) corev1.Toleration {
-	operator := corev1.TolerationOpExists
-	if t.Value != "" {
-		operator = corev1.TolerationOpEqual
-	}
-	return corev1.Toleration{Key: t.Key, Operator: operator, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)}
+	}, own...)
 }
