@@ -424,7 +424,8 @@ func TestDefaultProfileRefusedIsCondition(t *testing.T) {
 	applied := func(status metav1.ConditionStatus, part string) func(*evenkeel.NetworkProfile) bool {
 		return func(p *evenkeel.NetworkProfile) bool {
 			c := meta.FindStatusCondition(p.Status.Conditions, evenkeel.ConditionDefaultApplied)
-			return c != nil && c.Status == status && strings.Contains(c.Message, part)
+			// What somebody changed since is another generation.
+			return c != nil && c.Status == status && strings.Contains(c.Message, part) && c.ObservedGeneration == p.Generation
 		}
 	}
 	before := waitProfile(t, "default", applied(metav1.ConditionTrue, ""))

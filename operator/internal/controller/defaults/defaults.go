@@ -92,18 +92,18 @@ func (p *Profile) Start(ctx context.Context) error {
 	logger := log.FromContext(ctx).WithValues("profile", p.object.GetName())
 	backoff := p.retry
 	for {
-		err := p.apply(ctx)
+		generation, err := p.apply(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case err == nil:
-			if err = p.report(ctx, metav1.ConditionTrue, reasonApplied, "the profile is as the chart's values have it"); err == nil {
+			if err = p.report(ctx, generation, metav1.ConditionTrue, reasonApplied, "the profile is as the chart's values have it"); err == nil {
 				logger.Info("applied the default profile")
 				return nil
 			}
 		case p.problem != nil, apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
 			logger.Error(err, "the default profile is invalid")
-			err = p.report(ctx, metav1.ConditionFalse, reasonInvalid, "the profile of the chart's values is invalid and was not applied: "+err.Error())
+			err = p.report(ctx, generation, metav1.ConditionFalse, reasonInvalid, "the profile of the chart's values is invalid and was not applied: "+err.Error())
 			if err == nil && p.problem != nil {
 				return nil // the file does not change while this process lives
 			}
@@ -119,15 +119,23 @@ func (p *Profile) Start(ctx context.Context) error {
 	}
 }
 
-func (p *Profile) apply(ctx context.Context) error {
-	if p.problem != nil {
-		return p.problem
+// apply applies the profile. It returns the generation of the one that there is then, also if it was not applied; 0: there is none.
+func (p *Profile) apply(ctx context.Context) (generation int64, err error) {
+	applied := p.object.DeepCopy()
+	if err = p.problem; err == nil {
+		if err = p.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(applied), fieldOwner, client.ForceOwnership); err == nil {
+			return applied.GetGeneration(), nil
+		}
 	}
-	return p.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(p.object.DeepCopy()), fieldOwner, client.ForceOwnership)
+	existing := &evenkeel.NetworkProfile{}
+	if gone := p.client.Get(ctx, client.ObjectKey{Name: p.object.GetName()}, existing); gone != nil {
+		return 0, err
+	}
+	return existing.Generation, err
 }
 
 // report writes the condition of the profile of this name, if there is one, and an Event if something is wrong.
-func (p *Profile) report(ctx context.Context, status metav1.ConditionStatus, reason, message string) error {
+func (p *Profile) report(ctx context.Context, generation int64, status metav1.ConditionStatus, reason, message string) error {
 	name := p.object.GetName()
 	if name == "" {
 		return nil // it is logged
@@ -140,7 +148,7 @@ func (p *Profile) report(ctx context.Context, status metav1.ConditionStatus, rea
 		}
 	}
 	condition, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&metav1.Condition{
-		Type: evenkeel.ConditionDefaultApplied, Status: status, Reason: reason, Message: text.Clip(message, maxMessage), LastTransitionTime: now,
+		Type: evenkeel.ConditionDefaultApplied, Status: status, Reason: reason, Message: text.Clip(message, maxMessage), LastTransitionTime: now, ObservedGeneration: generation,
 	})
 	if err != nil {
 		return err
