@@ -115,6 +115,9 @@ func JobOf(pod metav1.Object) corev1.ObjectReference {
 	return corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.GetNamespace(), Name: pod.GetName(), UID: pod.GetUID()}
 }
 
+// JobLabels are the labels of pods that JobOf reads.
+func JobLabels() []string { return []string{jobSetName, jobSetUID} }
+
 // Kinds returns the supported kinds, sorted.
 func Kinds() []schema.GroupKind {
 	return slices.SortedFunc(maps.Keys(kinds), func(a, b schema.GroupKind) int { return strings.Compare(a.String(), b.String()) })

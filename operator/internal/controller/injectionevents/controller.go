@@ -26,6 +26,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/kube/events"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
+	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
 // Reasons of the Events.
@@ -60,8 +61,8 @@ func Cached() map[client.Object]cache.ByObject {
 	}}
 }
 
-// slim reduces a pod to what its Events are made of: a cluster may have a hundred thousand, and the annotations of each say all that
-// was injected.
+// slim reduces a pod to what its Events and the plugin's reports are made of: a cluster may have a hundred thousand, and the
+// annotations of each say all that was injected.
 func slim(object any) (any, error) {
 	pod, err := meta.Accessor(object)
 	if err != nil {
@@ -69,8 +70,8 @@ func slim(object any) (any, error) {
 	}
 	pod.SetManagedFields(nil)
 	pod.SetFinalizers(nil)
-	pod.SetLabels(keep(pod.GetLabels(), evenkeel.ProfileKey))
-	pod.SetAnnotations(keep(pod.GetAnnotations(), evenkeel.InjectedKey, evenkeel.SkippedKey, evenkeel.RDMAUnusedKey))
+	pod.SetLabels(keep(pod.GetLabels(), append(workload.JobLabels(), evenkeel.ProfileKey)...))
+	pod.SetAnnotations(keep(pod.GetAnnotations(), evenkeel.InjectedKey, evenkeel.SkippedKey, evenkeel.RDMAUnusedKey, evenkeel.PluginStatusKey))
 	var controller []metav1.OwnerReference
 	if owner := metav1.GetControllerOf(pod); owner != nil {
 		controller = []metav1.OwnerReference{*owner}

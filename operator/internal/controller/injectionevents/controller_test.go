@@ -16,6 +16,7 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/inject"
+	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
 func pod(name string, annotations map[string]string) *metav1.PartialObjectMetadata {
@@ -134,5 +135,26 @@ func TestInjectionEventsNodesAvoided(t *testing.T) {
 	events := reconciled("one", "two")
 	if len(events) != 1 || events[0].Reason != ReasonNodesAvoided || events[0].InvolvedObject.Name != "train" || !strings.Contains(events[0].Message, "n3 (TooSlow)") {
 		t.Errorf("%+v", events)
+	}
+}
+
+// TestSlimPodsKeepWhatIsRead: the pods in memory have what tells their job and what the plugin reported.
+func TestSlimPodsKeepWhatIsRead(t *testing.T) {
+	pod := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+		Name: "p", Labels: map[string]string{evenkeel.ProfileKey: "default", "a": "b"}, Annotations: map[string]string{evenkeel.PluginStatusKey: "NotReported", "a": "b"},
+	}}
+	for _, key := range workload.JobLabels() {
+		pod.Labels[key] = "of-a-set"
+	}
+	slimmed, err := slim(pod.DeepCopy())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := slimmed.(*metav1.PartialObjectMetadata)
+	if want, is := workload.JobOf(pod), workload.JobOf(got); is != want || want.Kind != "JobSet" {
+		t.Errorf("the job is %+v, want %+v", is, want)
+	}
+	if got.Annotations[evenkeel.PluginStatusKey] != "NotReported" || got.Annotations["a"] != "" || got.Labels["a"] != "" {
+		t.Errorf("labels %v, annotations %v", got.Labels, got.Annotations)
 	}
 }
