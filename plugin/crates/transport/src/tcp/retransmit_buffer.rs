@@ -10,6 +10,9 @@ use crate::sync::lock;
 const MAX_MESSAGES: usize = 256;
 /// Bytes of a block of memory. A longer message has one of its own length.
 const BLOCK_BYTES: usize = 32 << 10;
+/// Bytes of the first block, if that has room for several messages. Most connections have few short messages at a time, and
+/// there may be thousands of them.
+const FIRST_BLOCK_BYTES: usize = 4 << 10;
 /// Maximum bytes of all blocks of a process. A message that finds none is done once the peer has it.
 const MAX_BYTES: usize = 64 << 20;
 /// Maximum bytes of the blocks that are kept for later use.
@@ -127,7 +130,13 @@ impl RetransmitBuffer {
 
     /// A new ring with room for a message of this length.
     fn add_ring(&mut self, length: usize) -> Option<usize> {
-        let length = length.max(BLOCK_BYTES);
+        // Those without messages are too short for this one.
+        (0..self.rings.len()).for_each(|ring| self.give_back_if_empty(ring));
+        let is_first = self.held == 0 && self.bytes >= 2 * BLOCK_BYTES;
+        let length = match is_first && length <= FIRST_BLOCK_BYTES / 4 {
+            true => FIRST_BLOCK_BYTES,
+            false => length.max(BLOCK_BYTES),
+        };
         if self.held > 0 && self.held + length > self.bytes {
             return None;
         }
@@ -149,9 +158,12 @@ impl RetransmitBuffer {
             self.used -= oldest.length;
             self.messages -= 1;
         }
-        // The first is kept while messages follow each other.
-        if copy.ring > 0 && ring.stored.is_empty() {
-            self.give_back(copy.ring);
+        // One block is kept while messages follow each other, and no short one beside it.
+        let is_short = ring.memory.length() < BLOCK_BYTES;
+        let is_block = |ring: &Ring| ring.memory.length() >= BLOCK_BYTES;
+        let others = if is_short { &self.rings[..] } else { &self.rings[..copy.ring] };
+        if others.iter().flatten().any(is_block) {
+            self.give_back_if_empty(copy.ring);
         }
     }
 
@@ -159,6 +171,12 @@ impl RetransmitBuffer {
     pub(crate) fn shrink(&mut self) {
         if self.messages == 0 {
             (0..self.rings.len()).for_each(|ring| self.give_back(ring));
+        }
+    }
+
+    fn give_back_if_empty(&mut self, ring: usize) {
+        if self.rings[ring].as_ref().is_some_and(|ring| ring.stored.is_empty()) {
+            self.give_back(ring);
         }
     }
 
@@ -264,6 +282,38 @@ mod tests {
             assert!(short > 0, "{length} bytes in {room}");
         }
         assert!(buffer(1000).is_short(501), "there may never be room for it");
+    }
+
+    #[test]
+    fn retransmit_buffer_of_few_short_messages_is_small() {
+        let mut copies = buffer(1 << 20);
+        let message = |length| SendBuffer::from_static(&[7; 16_384]).part(0, length);
+        let stored: Vec<_> = (0..3).map(|_| copies.store(message(1024)).unwrap().1).collect();
+        assert_eq!(copies.held, FIRST_BLOCK_BYTES);
+        stored.into_iter().for_each(|copy| copies.release(copy));
+        // Longer ones follow: it does not stay beside their block, and theirs stays.
+        for length in [16_384, 1024] {
+            let (_, copy) = copies.store(message(length)).unwrap();
+            assert_eq!(copies.held, BLOCK_BYTES);
+            copies.release(copy);
+        }
+        assert_eq!((copies.rings.len(), copies.held), (1, BLOCK_BYTES));
+    }
+
+    #[test]
+    fn retransmit_buffer_keeps_a_block_for_short_messages_that_follow_each_other() {
+        let mut copies = buffer(1 << 20);
+        let message = SendBuffer::from_static(&[7; 1024]);
+        for burst in 0..5 {
+            let mut stored = Vec::new();
+            for _ in 0..12 {
+                stored.push(copies.store(message).unwrap().1);
+                assert!(burst == 0 || copies.held == BLOCK_BYTES, "{} are held", copies.held);
+            }
+            stored.into_iter().for_each(|copy| copies.release(copy));
+        }
+        copies.shrink();
+        assert_eq!((copies.held, copies.pool.used()), (0, 0));
     }
 
     #[test]
