@@ -55,7 +55,7 @@ func plugin(pods []corev1.Pod) []Finding {
 		}
 	}
 	add(unseen, Problem, "running pods that the webhook did not see, and so without the plugin", "create their jobs again")
-	add(failed, Problem, "running pods in which the plugin refused to start, "+why, "mend what it names, in spec.environment of the profile or in the container")
+	add(failed, Problem, "running pods in which the plugin refused to start, "+why, "correct what it names, in spec.environment of the profile or in the container")
 	add(pulling, Problem, "pods that wait for an image", "kubectl describe pod says whether the registry, its name or a Secret is wrong")
 	add(silent, Note, "running pods that have not reported that NCCL uses the plugin", "NCCL may not have started; an image with a glibc before 2.28 cannot load it (NCCL_DEBUG=INFO says so); or UDP port 9640 of Evenkeel's namespace is closed to them")
 	return append(all, Finding{"glibc", Unknown, "the API does not show which glibc an image has; pods that report the plugin have 2.28 or later", "for another image: docker run --rm IMAGE ldd --version"})

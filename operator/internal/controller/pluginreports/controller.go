@@ -117,12 +117,12 @@ func (c *Reconciler) running(ctx context.Context, found findings, now time.Time)
 		}
 		switch since := runningSince(pod); {
 		case pod.Status.Phase == corev1.PodPending:
-			again = found.patience
+			again = found.grace
 		case pod.Status.Phase != corev1.PodRunning:
-		case now.Sub(since) >= found.patience:
+		case now.Sub(since) >= found.grace:
 			missing = append(missing, pod.Name)
 		default:
-			again = max(again, found.patience-now.Sub(since))
+			again = max(again, found.grace-now.Sub(since))
 		}
 	}
 	return missing, again, nil

@@ -42,13 +42,13 @@ type findings struct {
 	reported, expected int
 	failed             []metav1.PartialObjectMetadata
 	silent             []metav1.PartialObjectMetadata
-	// patience is how long silent pods may run.
-	patience time.Duration
+	// grace is how long silent pods may run.
+	grace time.Duration
 }
 
 // decide sorts the pods of a job by what the plugin in them has said.
 func decide(pods []metav1.PartialObjectMetadata, times Times, now time.Time) findings {
-	f := findings{patience: times.First}
+	f := findings{grace: times.First}
 	var first, last time.Time
 	slices.SortFunc(pods, func(a, b metav1.PartialObjectMetadata) int { return strings.Compare(a.Name, b.Name) })
 	oldest := now
@@ -79,7 +79,7 @@ func decide(pods []metav1.PartialObjectMetadata, times Times, now time.Time) fin
 	}
 	due := oldest.Add(times.First)
 	if f.reported > 0 {
-		f.patience = times.AfterOthers
+		f.grace = times.AfterOthers
 		due = first.Add(times.AfterOthers)
 	}
 	switch {
