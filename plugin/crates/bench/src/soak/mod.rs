@@ -581,7 +581,10 @@ impl Soak {
         if !connection.excused
             && let Some(Report { done, is_whole: false, why }) = &connection.sender
         {
-            return Err(format!("{name} failed after {done} messages, without cause: {why}"));
+            let other = connection.receiver.as_ref().map_or("it still receives", |it| &it.why);
+            return Err(format!(
+                "{name} failed after {done} messages, without cause: {why}; its receiver: {other}"
+            ));
         }
         let (Some(sent), Some(received)) = (&connection.sender, &connection.receiver) else {
             return Ok(());

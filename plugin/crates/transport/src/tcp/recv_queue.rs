@@ -18,8 +18,7 @@ pub(super) struct RecvQueue<F> {
     pub(super) flows: Vec<Option<FlowEntry<F>>>,
     /// Since when no flow can deliver what the posted buffers wait for.
     pub(super) stuck_since: Option<Instant>,
-    /// How long to wait for a new flow when none is left: the longest time for any flow that has ended since the last chunk. A
-    /// new flow says nothing before it carries one, since the sender may have given it up before it knew that it is accepted.
+    /// How long to wait for a new flow when none is left: the longest time for any flow that has ended since the last chunk.
     pub(super) replacement_timeout: Duration,
     /// Whether a flow waits for memory of an unexpected message.
     pub(super) is_starved: bool,
