@@ -33,6 +33,7 @@ func onGPUs(t *testing.T, job *unstructured.Unstructured, paths [][]string) {
 }
 
 func TestNamespaceDefaultProfile(t *testing.T) {
+	waitProfile(t, "default", func(p *evenkeel.NetworkProfile) bool { return ready(p) != nil })
 	name := newProfile(t, "of-the-namespace", evenkeel.NetworkProfileSpec{}).Name
 	ns := newNamespace(t, map[string]string{evenkeel.DefaultProfileKey: name})
 	user, heard := newUser(t)
@@ -77,6 +78,7 @@ func TestNamespaceDefaultProfile(t *testing.T) {
 
 // TestUnsupportedAnnotationWarns: whoever annotates what Evenkeel does not inject is told at once, and not refused.
 func TestUnsupportedAnnotationWarns(t *testing.T) {
+	waitProfile(t, "default", func(p *evenkeel.NetworkProfile) bool { return ready(p) != nil })
 	ns := newNamespace(t, nil)
 	asks := map[string]string{evenkeel.ProfileKey: "default"}
 	spec := plainPod(ns).Spec

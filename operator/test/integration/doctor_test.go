@@ -53,6 +53,7 @@ func finds(findings []doctor.Finding, status doctor.Status, check, text string) 
 }
 
 func TestDoctor(t *testing.T) {
+	waitProfile(t, "default", func(p *evenkeel.NetworkProfile) bool { return ready(p) != nil })
 	const host, hidden = "registry.example.com", "hidden-from-everybody"
 	name := newProfile(t, "with-secrets", evenkeel.NetworkProfileSpec{
 		ImagePullSecrets: []string{"pull"}, Environment: []evenkeel.EnvironmentVariable{{Name: "EVENKEEL_JOB_KEY", Value: hidden}},

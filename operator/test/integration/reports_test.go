@@ -52,6 +52,7 @@ func runningPod(t *testing.T, pod *corev1.Pod, address string) *corev1.Pod {
 }
 
 func TestPluginReports(t *testing.T) {
+	waitProfile(t, "default", func(p *evenkeel.NetworkProfile) bool { return ready(p) != nil })
 	ns := newNamespace(t, nil)
 	job, templates := newJob("PyTorchJob", ns, "default")
 	createJob(t, job)
@@ -111,6 +112,7 @@ func TestPluginReports(t *testing.T) {
 
 // TestPluginReportsAreAllThatIsChanged acts as the controller's account.
 func TestPluginReportsAreAllThatIsChanged(t *testing.T) {
+	waitProfile(t, "default", func(p *evenkeel.NetworkProfile) bool { return ready(p) != nil })
 	ns := newNamespace(t, nil)
 	as := rest.CopyConfig(config)
 	as.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + systemNamespace + ":evenkeel-controller"}
