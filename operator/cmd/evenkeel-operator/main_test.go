@@ -106,3 +106,19 @@ func TestReadinessLogsEachReasonOnce(t *testing.T) {
 		t.Errorf("%d lines, want one for each reason and one for the end:\n%s", got, log.String())
 	}
 }
+
+func TestMemoryLimit(t *testing.T) {
+	for name, test := range map[string]struct {
+		environment map[string]string
+		want        int64
+	}{
+		"in a container": {map[string]string{"MEMORY_LIMIT": "536870912"}, 402653184},
+		"elsewhere":      {nil, 0},
+		"not a number":   {map[string]string{"MEMORY_LIMIT": "512Mi"}, 0},
+		"somebody's own": {map[string]string{"MEMORY_LIMIT": "536870912", "GOMEMLIMIT": "100MiB"}, 0},
+	} {
+		if got := memoryLimit(func(key string) string { return test.environment[key] }); got != test.want {
+			t.Errorf("%s: %d, want %d", name, got, test.want)
+		}
+	}
+}

@@ -127,6 +127,19 @@ func TestGateOpenedWithoutWebhookIsSaid(t *testing.T) {
 	}
 }
 
+// The controller starts gated jobs as ever while no webhook answers.
+func TestGateOpensWithoutWebhook(t *testing.T) {
+	policy, pool, ns := newGate(t, "unanswered", waitRegardless)
+	jobs := gatedJobs(t, ns, pool)
+	stopWebhook(t)
+	if err := admin.Patch(t.Context(), policy, client.RawPatch(types.MergePatchType, []byte(`{"spec": {"gate": {"onTimeout": "Start"}}}`))); err != nil {
+		t.Fatal(err)
+	}
+	for _, job := range jobs {
+		isStateOf(t, job, "runs")
+	}
+}
+
 // Without the configuration of the webhooks, gated jobs start as ever, and new jobs get neither gate nor plugin.
 func TestWebhookConfigurationDeleted(t *testing.T) {
 	policy, pool, ns := newGate(t, "unhooked", waitRegardless)

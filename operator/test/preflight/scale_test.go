@@ -97,7 +97,7 @@ func startProcess(t *testing.T) *controllerProcess {
 	p := &controllerProcess{metrics: listener.Addr().String(), ended: make(chan error, 1)}
 	listener.Close()
 	p.cmd = exec.Command(binary, "controller", "--namespace="+namespace, "--bench-image="+benchName, "--metrics-bind-address="+p.metrics, "--health-probe-bind-address=0")
-	p.cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
+	p.cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, fmt.Sprint("MEMORY_LIMIT=", 512<<20)) // the chart's
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := p.cmd.Start(); err != nil {

@@ -185,7 +185,7 @@ func NewSnapshot(ctx context.Context, c client.Reader, namespace string, use gat
 		return nil, err
 	}
 	var checks evenkeel.NetworkCheckList
-	if err := c.List(ctx, &checks, client.InNamespace(namespace)); err != nil {
+	if err := c.List(ctx, &checks, client.InNamespace(namespace), client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list NetworkChecks: %w", err)
 	}
 	return gate.NewSnapshot(nodes, states, policies, checks.Items, use, now), nil

@@ -88,13 +88,13 @@ func (m *NodeMarker) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	return reconcile.Result{RequeueAfter: next}, nil
 }
 
-// ListAll lists nodes, policies and the health of the nodes by name.
+// ListAll lists nodes, policies and the health of the nodes by name. They may be the cache's own: nobody may change them.
 func ListAll(ctx context.Context, c client.Reader) ([]corev1.Node, map[string]*evenkeel.NodeNetworkHealthStatus, []evenkeel.NetworkCheckPolicy, error) {
 	var nodes corev1.NodeList
 	var states evenkeel.NodeNetworkHealthList
 	var policies evenkeel.NetworkCheckPolicyList
 	for _, list := range []client.ObjectList{&nodes, &states, &policies} {
-		if err := c.List(ctx, list); err != nil {
+		if err := c.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 			return nil, nil, nil, fmt.Errorf("list %T: %w", list, err)
 		}
 	}
