@@ -108,6 +108,8 @@ impl TcpReceiver {
                 flows: Vec::new(),
                 stuck_since: None,
                 replacement_timeout: CLOSED_TIMEOUT,
+                highest: 0,
+                last_suspect: 0,
                 is_starved: false,
                 cause: String::new(),
                 peer_closed: false,
@@ -221,6 +223,7 @@ impl TcpReceiver {
         if slot == queue.flows.len() {
             queue.flows.push(None);
         }
+        queue.highest = queue.highest.max(number);
         let entry = FlowEntry { flow: Arc::clone(&flow), waits_for: None, ended: false };
         queue.flows[slot] = Some(entry);
         if queue.stuck_since.take().is_some() {
@@ -395,8 +398,12 @@ impl RecvFlowOwner for TcpReceiver {
         let chunk = *chunk;
         let mut memory = None;
         let mut queue = lock(&self.queue);
-        // The sender gets through.
-        queue.replacement_timeout = CLOSED_TIMEOUT;
+        let last_suspect = queue.last_suspect;
+        if queue.flows.get(slot).is_some_and(|entry| {
+            entry.as_ref().is_some_and(|entry| entry.flow.number > last_suspect)
+        }) {
+            queue.replacement_timeout = CLOSED_TIMEOUT;
+        }
         Ok(loop {
             break match queue.reassembly.reserve(&chunk, at)? {
                 ChunkAction::Deliver { payload, end } => {
@@ -520,12 +527,11 @@ impl RecvFlowOwner for TcpReceiver {
                 *slot = None;
             }
             let recovery_timeout = self.base.context.settings.recovery_timeout;
-            let timeout = match &end {
-                FlowEnd::Expected | FlowEnd::Lost(_) => CLOSED_TIMEOUT,
-                FlowEnd::Reset(_) => RESET_TIMEOUT.min(recovery_timeout),
-                FlowEnd::Unreachable(_) => recovery_timeout,
-            };
-            queue.replacement_timeout = queue.replacement_timeout.max(timeout);
+            match &end {
+                FlowEnd::Expected | FlowEnd::Lost(_) => {}
+                FlowEnd::Reset(_) => queue.prolong(RESET_TIMEOUT.min(recovery_timeout)),
+                FlowEnd::Unreachable(_) => queue.prolong(recovery_timeout),
+            }
             match &end {
                 FlowEnd::Expected => Vec::new(),
                 FlowEnd::Lost(why) | FlowEnd::Reset(why) | FlowEnd::Unreachable(why) => {
@@ -864,9 +870,23 @@ mod tests {
         receiver.join(4, near, |_, _| {}).unwrap();
         no_flow_is_left();
         assert!(!fails_after(RESET_TIMEOUT), "after a flow that carried nothing");
-        let (near, mut far) = flow();
+        let ((near, mut far), (other_near, other)) = (flow(), flow());
         receiver.join(5, near, |_, _| {}).unwrap();
-        far.write_all(&[&chunk(2000)[..], &[1; 2000]].concat()).unwrap();
+        receiver.join(6, other_near, |_, _| {}).unwrap();
+        reset(other);
+        test_support::until(|| (receiver.flows().len() == 1).then_some(()));
+        let part = |offset, length: u32| {
+            let header = ChunkHeader { message: 0, offset, length, total: 2000, ack_wanted: true };
+            [&Frame::Chunk(header).encode()[..], &vec![1; length as usize]].concat()
+        };
+        // It was there before another one was reset.
+        far.write_all(&part(0, 1024)).unwrap();
+        far.shutdown(Shutdown::Write).unwrap();
+        no_flow_is_left();
+        assert!(!fails_after(RESET_TIMEOUT / 2), "after a chunk on an older flow");
+        let (near, mut far) = flow();
+        receiver.join(7, near, |_, _| {}).unwrap();
+        far.write_all(&part(1024, 976)).unwrap();
         assert_eq!(test_support::until(|| request.test().unwrap()), 2000);
         let memory = Box::leak(vec![0; 8].into_boxed_slice());
         let _next = TcpReceiver::recv(&receiver, RecvBuffer::from_static(memory)).unwrap().unwrap();

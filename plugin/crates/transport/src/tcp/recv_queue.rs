@@ -18,8 +18,12 @@ pub(super) struct RecvQueue<F> {
     pub(super) flows: Vec<Option<FlowEntry<F>>>,
     /// Since when no flow can deliver what the posted buffers wait for.
     pub(super) stuck_since: Option<Instant>,
-    /// How long to wait for a new flow when none is left: the longest time for any flow that has ended since the last chunk.
+    /// How long to wait for a new flow when none is left.
     pub(super) replacement_timeout: Duration,
+    /// The highest number of a flow so far.
+    pub(super) highest: u32,
+    /// What that was when the time was prolonged last. A chunk on a later flow shows that the sender gets through.
+    pub(super) last_suspect: u32,
     /// Whether a flow waits for memory of an unexpected message.
     pub(super) is_starved: bool,
     /// Why the last flow ended.
@@ -52,6 +56,12 @@ impl<F> RecvQueue<F> {
     /// Number of buffers that wait for their messages.
     pub(super) fn outstanding(&self) -> usize {
         self.reassembly.outstanding() + self.tags.waiting()
+    }
+
+    /// The sender may need this time for its next flow, if not longer.
+    pub(super) fn prolong(&mut self, timeout: Duration) {
+        self.replacement_timeout = self.replacement_timeout.max(timeout);
+        self.last_suspect = self.highest;
     }
 
     /// Posts a buffer for the next message. Returns the message's number.
