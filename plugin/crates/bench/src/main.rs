@@ -15,6 +15,7 @@ mod scale;
 mod settings;
 mod soak;
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -67,7 +68,8 @@ fn main() -> ExitCode {
         Command::Settings(options) => settings::run(&options).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("error: {error}");
+        // In one write: ranks of a host share standard error, and their lines should not mix.
+        let _ = io::stderr().write_all(format!("error: {error}\n").as_bytes());
         ExitCode::FAILURE
     })
 }
