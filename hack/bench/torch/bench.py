@@ -113,6 +113,7 @@ def page(all_times, rounds):
         "",
         "`make bench-torch` measures the backend `evenkeel` beside Gloo, which comes with torch. Both run in the same processes in",
         f"turns, {rounds} rounds. Each time is the least of the rounds' medians, in brackets the greatest. All ranks are on one host.",
+        "There `evenkeel` takes shared memory, and Gloo has only TCP. Between hosts: [collectives](collectives.md).",
         "",
         f"Machine: {processor()}. torch {torch.__version__}, {datetime.datetime.now(datetime.UTC):%Y-%m-%d}.",
     ]
