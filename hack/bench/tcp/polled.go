@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
@@ -52,12 +53,17 @@ func (s polledSockets) prepare(ctx context.Context, lab *netns.Lab) error {
 		if _, err := lab.Exec(ctx, host, "ip", "mptcp", "limits", "set", "subflow", limit, "add_addr_accepted", limit); err != nil {
 			return err
 		}
-		if _, err := lab.Exec(ctx, host, "ip", "mptcp", "endpoint", "flush"); err != nil {
-			return err
-		}
+	}
+	// A port that was taken back cannot be announced again at once, so those of an earlier run stay.
+	announced, err := lab.Exec(ctx, netns.H2, "ip", "mptcp", "endpoint", "show")
+	if err != nil {
+		return err
 	}
 	for i := range mptcpPaths - 1 {
 		port := strconv.Itoa(firstSubflowPort + i)
+		if strings.Contains(announced, "port "+port+" ") {
+			continue
+		}
 		if _, err := lab.Exec(ctx, netns.H2, "ip", "mptcp", "endpoint", "add", lab.Address(netns.H2).String(), "port", port, "signal"); err != nil {
 			return err
 		}
