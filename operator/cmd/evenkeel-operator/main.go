@@ -34,14 +34,14 @@ func main() {
 	}
 }
 
-// memoryLimit is the memory from which on the garbage collector works harder: three quarters of the container's, bytes. Else it lets
-// the heap grow to twice what is in use, and the container may be killed for garbage. 0: none, or GOMEMLIMIT has the last word.
+// memoryLimit is the memory from which on the garbage collector works harder: two thirds of the container's, bytes. Else it lets the
+// heap grow to twice what is in use, and the container may be killed for garbage. 0: none, or GOMEMLIMIT has the last word.
 func memoryLimit(getenv func(string) string) int64 {
 	limit, err := strconv.ParseInt(getenv("MEMORY_LIMIT"), 10, 64)
 	if err != nil || getenv("GOMEMLIMIT") != "" {
 		return 0
 	}
-	return limit / 4 * 3
+	return limit / 3 * 2
 }
 
 func rootCommand() *cobra.Command {

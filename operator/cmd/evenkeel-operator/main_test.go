@@ -112,7 +112,7 @@ func TestMemoryLimit(t *testing.T) {
 		environment map[string]string
 		want        int64
 	}{
-		"in a container": {map[string]string{"MEMORY_LIMIT": "536870912"}, 402653184},
+		"in a container": {map[string]string{"MEMORY_LIMIT": "536870912"}, 357913940},
 		"elsewhere":      {nil, 0},
 		"not a number":   {map[string]string{"MEMORY_LIMIT": "512Mi"}, 0},
 		"somebody's own": {map[string]string{"MEMORY_LIMIT": "536870912", "GOMEMLIMIT": "100MiB"}, 0},

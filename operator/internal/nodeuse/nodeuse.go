@@ -52,13 +52,19 @@ type Tracker struct {
 
 // node is the use of one node.
 type node struct {
-	pods map[types.UID]*use
+	pods map[types.UID]usingPod
 	// left is when the last of its pods went, and last that pod's name.
 	left time.Time
 	last string
 }
 
-// use is what is kept of a pod.
+// usingPod is what is kept of a pod.
+type usingPod struct {
+	name         string // with its namespace
+	accelerators []count
+}
+
+// use is a pod on its way here: the reflector wants to have its metadata.
 type use struct {
 	metav1.ObjectMeta // namespace, name and UID
 	node              string
@@ -126,8 +132,8 @@ func (t *Tracker) User(nodeName string) string {
 func (n *node) user() string {
 	first := ""
 	for _, u := range n.pods {
-		if name := u.Namespace + "/" + u.Name; first == "" || name < first {
-			first = name
+		if first == "" || u.name < first {
+			first = u.name
 		}
 	}
 	return first
@@ -230,7 +236,7 @@ func (t *Tracker) Transformer() cache.TransformFunc {
 	}
 }
 
-// useOf returns what is kept of a pod. Without accelerators it is not in use of any.
+// useOf returns the use of a pod. Without accelerators it is not in use of any.
 func (t *Tracker) useOf(pod *corev1.Pod) *use {
 	u := &use{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}, node: pod.Spec.NodeName}
 	if (t.Namespace == "" || pod.Namespace == t.Namespace) && pod.Labels[evenkeel.CheckKey] != "" {
@@ -271,11 +277,11 @@ func (t *Tracker) Add(object any) error {
 		if len(t.nodes) >= maxRemembered {
 			maps.DeleteFunc(t.nodes, func(_ string, n *node) bool { return len(n.pods) == 0 })
 		}
-		n = &node{pods: map[types.UID]*use{}}
+		n = &node{pods: map[types.UID]usingPod{}}
 		t.nodes[u.node] = n
 	}
 	_, had := n.pods[u.UID]
-	n.pods[u.UID] = u
+	n.pods[u.UID] = usingPod{u.Namespace + "/" + u.Name, u.accelerators}
 	if !had {
 		t.notify()
 	}
@@ -303,7 +309,7 @@ func (t *Tracker) Delete(object any) error {
 }
 
 func (t *Tracker) remove(n *node, uid types.UID) {
-	n.last = n.pods[uid].Namespace + "/" + n.pods[uid].Name
+	n.last = n.pods[uid].name
 	n.left = t.Clock.Now()
 	delete(n.pods, uid)
 }

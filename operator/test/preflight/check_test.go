@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -60,6 +61,12 @@ func (c *clock) advance(by time.Duration)        { c.ahead.Add(int64(by)) }
 // and hours have their own clock.
 func start(t *testing.T, f *fleet, c, calendar *clock, change ...func(*ctrl.Options)) (stop func()) {
 	t.Helper()
+	return startWithLogs(t, f, c, calendar, change...)
+}
+
+// startWithLogs is start with the logs of another reader.
+func startWithLogs(t *testing.T, logs networkcheck.LogReader, c, calendar *clock, change ...func(*ctrl.Options)) (stop func()) {
+	t.Helper()
 	skip := true
 	cached := networkprofile.Cached()
 	maps.Copy(cached, networkcheck.Cached(namespace))
@@ -80,7 +87,7 @@ func start(t *testing.T, f *fleet, c, calendar *clock, change ...func(*ctrl.Opti
 	evaluator := jobgate.Evaluator{Namespace: namespace, Requests: requests, Use: use, Clock: calendar, Poll: 100 * time.Millisecond}
 	for _, controller := range []interface{ SetupWithManager(manager.Manager) error }{
 		use,
-		&networkcheck.Reconciler{Namespace: namespace, BenchImage: benchName, PriorityClass: checkPriority, Use: use, Logs: f, Clock: c, Poll: 50 * time.Millisecond},
+		&networkcheck.Reconciler{Namespace: namespace, BenchImage: benchName, PriorityClass: checkPriority, Use: use, Logs: logs, Clock: c, Poll: 50 * time.Millisecond},
 		&nodenetworkhealth.ResultRecorder{}, &nodenetworkhealth.NodeMarker{Clock: calendar}, &networkcheckpolicy.Reconciler{Namespace: namespace, Requests: requests, Use: use, Clock: calendar},
 		&suspend.Reconciler{Evaluator: evaluator}, &kueue.Reconciler{Evaluator: evaluator},
 	} {
@@ -426,6 +433,90 @@ func TestCheckUnreadableLog(t *testing.T) {
 	// The two other pairs passed. Later runs begin, by the clock put forward, when their time is over.
 	if u := found(c, "Inconclusive"); !slices.Contains(u, "mute-1") || *c.Status.Summary.Passed != 4 || *c.Status.Summary.Failed != 0 || !strings.Contains(c.Status.Message, "has no log") {
 		t.Errorf("%+v", c.Status)
+	}
+}
+
+// A meeting is where requests wait for another one to come, for a while.
+type meeting struct {
+	mu   sync.Mutex
+	came chan struct{} // of the one that waits
+	met  atomic.Bool
+}
+
+func (m *meeting) join(ctx context.Context) {
+	m.mu.Lock()
+	if m.came != nil {
+		close(m.came)
+		m.came = nil
+		m.mu.Unlock()
+		m.met.Store(true)
+		return
+	}
+	came := make(chan struct{})
+	m.came = came
+	m.mu.Unlock()
+	select {
+	case <-came:
+	case <-time.After(time.Second):
+	case <-ctx.Done():
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.came == came {
+		m.came = nil
+	}
+}
+
+// metLogs reads logs, two at a time.
+type metLogs struct {
+	*fleet
+	meeting *meeting
+}
+
+func (l metLogs) Tail(ctx context.Context, namespace, pod string) ([]byte, error) {
+	l.meeting.join(ctx)
+	return l.fleet.Tail(ctx, namespace, pod)
+}
+
+// TestCheckRunsAreHandledInParallel: of a large check, hundreds of runs start and end at once, and a log comes from its node.
+func TestCheckRunsAreHandledInParallel(t *testing.T) {
+	var created, deleted, read meeting
+	f := newFleet(t, links(nil))
+	f.hold.Store(true)
+	startWithLogs(t, metLogs{f, &read}, &clock{}, &clock{}, func(o *ctrl.Options) {
+		o.NewClient = func(config *rest.Config, options client.Options) (client.Client, error) {
+			c, err := client.NewWithWatch(config, options)
+			if err != nil {
+				return nil, err
+			}
+			return interceptor.NewClient(c, interceptor.Funcs{
+				Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+					if _, is := o.(*batchv1.Job); is {
+						created.join(ctx)
+					}
+					return c.Create(ctx, o, opts...)
+				},
+				Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
+					if _, is := o.(*batchv1.Job); is {
+						deleted.join(ctx)
+					}
+					return c.Delete(ctx, o, opts...)
+				},
+			}), nil
+		}
+	})
+	newNodes(t, "parallel", 8)
+	c := newCheck(t, "parallel", func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Local"} })
+	eventually(t, "all runs have started", func(context.Context) (bool, error) { return len(f.all()) == 8, nil })
+	f.hold.Store(false)
+	c = ended(t, c)
+	if *c.Status.Summary.Passed != 8 {
+		t.Errorf("%+v", c.Status)
+	}
+	for what, m := range map[string]*meeting{"created": &created, "deleted": &deleted, "read": &read} {
+		if !m.met.Load() {
+			t.Errorf("no two runs were %s at a time", what)
+		}
 	}
 }
 

@@ -42,8 +42,9 @@ type ending struct {
 
 // A fleet does what a cluster's job controller and kubelets would: it makes the pods of each Job, and ends them.
 type fleet struct {
-	// end decides; it is called each time that a run is looked at, until the run has ended.
-	end func(nodes []string) ending
+	// end decides; it is called each time that a run is looked at, until the run has ended. Deciding guards what it uses.
+	end      func(nodes []string) ending
+	deciding sync.Mutex
 
 	// hold leaves all runs running.
 	hold atomic.Bool
@@ -90,25 +91,28 @@ func newFleet(t *testing.T, end func(nodes []string) ending) *fleet {
 	f := &fleet{end: end, logs: map[string]string{}, runs: map[types.UID]madeRun{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan struct{})
-	ticker := time.NewTicker(20 * time.Millisecond)
+	const pause = 20 * time.Millisecond
+	timer := time.NewTimer(pause)
 	go func() {
 		defer close(stopped)
 		for {
 			select {
 			case <-ctx.Done():
 				return
-			case <-ticker.C:
+			case <-timer.C:
+				began := time.Now()
 				if err := f.tick(ctx); err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 					t.Errorf("fleet: %v", err)
 					return
 				}
+				timer.Reset(max(pause, 3*time.Since(began))) // of many nodes, it leaves the processors to what is measured
 			}
 		}
 	}()
 	t.Cleanup(func() {
 		cancel()
 		<-stopped
-		ticker.Stop()
+		timer.Stop()
 	})
 	return f
 }
@@ -122,25 +126,32 @@ func (f *fleet) tick(ctx context.Context) error {
 	if err := admin.List(ctx, &pods, client.InNamespace(namespace)); err != nil {
 		return err
 	}
+	exist := map[types.UID]bool{}
+	for i := range jobs.Items {
+		exist[jobs.Items[i].UID] = true
+	}
 	alive := map[types.UID][]*corev1.Pod{}
+	var orphans []*corev1.Pod
 	for i := range pods.Items {
 		pod := &pods.Items[i]
 		owner := metav1.GetControllerOf(pod)
-		if owner == nil || owner.Kind != "Job" {
-			continue
+		switch {
+		case owner == nil || owner.Kind != "Job":
+		case exist[owner.UID]:
+			alive[owner.UID] = append(alive[owner.UID], pod)
+		default:
+			orphans = append(orphans, pod)
 		}
-		if !slices.ContainsFunc(jobs.Items, func(j batchv1.Job) bool { return j.UID == owner.UID }) {
-			if err := admin.Delete(ctx, pod, client.GracePeriodSeconds(0)); client.IgnoreNotFound(err) != nil {
-				return err
-			}
-			continue
-		}
-		alive[owner.UID] = append(alive[owner.UID], pod)
 	}
-	for i := range jobs.Items {
-		if err := f.job(ctx, &jobs.Items[i], alive[jobs.Items[i].UID]); err != nil {
-			return err
-		}
+	if err := many(len(orphans), func(i int) error {
+		return client.IgnoreNotFound(admin.Delete(ctx, orphans[i], client.GracePeriodSeconds(0)))
+	}); err != nil {
+		return err
+	}
+	if err := many(len(jobs.Items), func(i int) error {
+		return f.job(ctx, &jobs.Items[i], alive[jobs.Items[i].UID])
+	}); err != nil {
+		return err
 	}
 	if err := f.mpiJobs(ctx); err != nil {
 		return err
@@ -155,6 +166,12 @@ func (f *fleet) tick(ctx context.Context) error {
 	f.most = max(f.most, busy)
 	f.mu.Unlock()
 	return nil
+}
+
+func (f *fleet) ending(nodes []string) ending {
+	f.deciding.Lock()
+	defer f.deciding.Unlock()
+	return f.end(nodes)
 }
 
 // pinnedTo are the nodes that pods of the template may run on.
@@ -188,7 +205,7 @@ func (f *fleet) job(ctx context.Context, j *batchv1.Job, pods []*corev1.Pod) err
 			pods = append(pods, pod)
 		}
 	}
-	e := f.end(nodes)
+	e := f.ending(nodes)
 	e.running = e.running || f.hold.Load()
 	for _, pod := range pods {
 		if f.isTaken(pod.Name) {
@@ -253,7 +270,7 @@ func (f *fleet) mpiJobs(ctx context.Context) error {
 				}
 				e := ending{running: true} // sshd does not end by itself
 				if role == "Launcher" {
-					e = f.end(nodes)
+					e = f.ending(nodes)
 				}
 				if e.failure != "" {
 					end = "Failed"

@@ -292,6 +292,30 @@ func TestCleanupScale(t *testing.T) {
 		}
 	})
 
+	writes, took := cleanNodes(t)
+	t.Logf("%d nodes with condition, label and taint: %d writes, %s", *scale, writes, took.Round(100*time.Millisecond))
+	if most := int64(2**scale + 2); writes > most {
+		t.Errorf("%d writes for %d nodes, want two for each", writes, *scale)
+	}
+	var nodes corev1.NodeList
+	if err := maker.List(t.Context(), &nodes, client.MatchingLabels{"pool": "clean"}); err != nil || len(nodes.Items) != *scale {
+		t.Fatalf("%d nodes, %v", len(nodes.Items), err)
+	}
+	for i := range nodes.Items {
+		n := &nodes.Items[i]
+		keys := map[string]bool{} // the API server adds one of its own
+		for _, taint := range n.Spec.Taints {
+			keys[taint.Key] = true
+		}
+		if n.Labels[evenkeel.HealthKey] != "" || keys[evenkeel.HealthKey] || !keys["example.com/other"] || len(n.Status.Conditions) != 1 {
+			t.Fatalf("%s: labels %v, taints %v, conditions %v", n.Name, n.Labels, n.Spec.Taints, n.Status.Conditions)
+		}
+	}
+}
+
+// cleanNodes removes everything of ours, as the chart's hook does with its permissions. It returns the number of writes, and the time.
+func cleanNodes(t *testing.T) (writes int64, took time.Duration) {
+	t.Helper()
 	account := apiserver.As(config, namespace, "evenkeel-cleanup")
 	account.QPS = -1
 	var requests atomic.Int64
@@ -313,24 +337,7 @@ func TestCleanupScale(t *testing.T) {
 	if err := uninstall.Run(t.Context(), &out, now, append(uninstall.Gates(hook, now), uninstall.Leftovers(hook, now)...)...); err != nil {
 		t.Fatalf("%v\n%s", err, out.String())
 	}
-	t.Logf("%d nodes with condition, label and taint: %d writes, %s", *scale, requests.Load(), time.Since(began).Round(100*time.Millisecond))
-	if most := int64(2**scale + 2); requests.Load() > most {
-		t.Errorf("%d writes for %d nodes, want two for each", requests.Load(), *scale)
-	}
-	var nodes corev1.NodeList
-	if err := maker.List(t.Context(), &nodes, client.MatchingLabels{"pool": "clean"}); err != nil || len(nodes.Items) != *scale {
-		t.Fatalf("%d nodes, %v", len(nodes.Items), err)
-	}
-	for i := range nodes.Items {
-		n := &nodes.Items[i]
-		keys := map[string]bool{} // the API server adds one of its own
-		for _, taint := range n.Spec.Taints {
-			keys[taint.Key] = true
-		}
-		if n.Labels[evenkeel.HealthKey] != "" || keys[evenkeel.HealthKey] || !keys["example.com/other"] || len(n.Status.Conditions) != 1 {
-			t.Fatalf("%s: labels %v, taints %v, conditions %v", n.Name, n.Labels, n.Spec.Taints, n.Status.Conditions)
-		}
-	}
+	return requests.Load(), time.Since(began)
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)

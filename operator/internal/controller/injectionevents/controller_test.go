@@ -146,7 +146,7 @@ func TestSlimPodsKeepWhatIsRead(t *testing.T) {
 	for _, key := range workload.JobLabels() {
 		pod.Labels[key] = "of-a-set"
 	}
-	slimmed, err := slim(pod.DeepCopy())
+	slimmed, err := slimmer()(pod.DeepCopy())
 	if err != nil {
 		t.Fatal(err)
 	}

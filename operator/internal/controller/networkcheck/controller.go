@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -52,6 +53,8 @@ const (
 	expectedNetwork = "Evenkeel"
 	// concurrentChecks is the number of checks that are reconciled at a time; each waits for the API server only.
 	concurrentChecks = 4
+	// concurrentRequests is the number of requests at a time for the runs of one check: of a large one, hundreds start and end at once.
+	concurrentRequests = 16
 	// debounceDelay is how long ended runs are collected, so that their results are recorded with one write.
 	debounceDelay = 300 * time.Millisecond
 	// writeGrace is how long after a check's timeout its report is tried to be written.
@@ -437,25 +440,40 @@ func (c *Reconciler) collectResults(ctx context.Context, check jobs.Check, works
 			return nil, nil, err
 		}
 	}
+	type started struct {
+		preflight.PlannedRun
+		job    runJob
+		result *preflight.Measurement
+	}
+	var runs []started
 	for _, w := range works {
-		j, there := existing[check.RunName(w)]
-		if !there {
+		if j, there := existing[check.RunName(w)]; there {
+			runs = append(runs, started{PlannedRun: w, job: j})
+			delete(existing, j.GetName())
+		}
+	}
+	var requests errgroup.Group
+	requests.SetLimit(concurrentRequests)
+	for i := range runs {
+		requests.Go(func() (err error) {
+			s := &runs[i]
+			if s.result, err = c.readResult(ctx, check, s.PlannedRun, s.job, pods[s.job.GetName()]); err != nil {
+				// The other runs continue; this one has its timeout.
+				log.FromContext(ctx).Info("cannot read a result yet", "run", s.job.GetName(), "reason", err.Error())
+			}
+			return nil
+		})
+	}
+	_ = requests.Wait() // none returns an error
+	for _, s := range runs {
+		if s.result == nil {
+			running = append(running, s.PlannedRun)
 			continue
 		}
-		delete(existing, j.GetName())
-		m, err := c.readResult(ctx, check, w, j, pods[j.GetName()])
-		if err != nil {
-			// The other runs continue; this one has its timeout.
-			log.FromContext(ctx).Info("cannot read a result yet", "run", j.GetName(), "reason", err.Error())
+		if r.Record.Add(s.PlannedRun, *s.result) {
+			metrics.RunEnded(s.Stage, s.result.Outcome)
 		}
-		if m == nil {
-			running = append(running, w)
-			continue
-		}
-		if r.Record.Add(w, *m) {
-			metrics.RunEnded(w.Stage, m.Outcome)
-		}
-		done = append(done, j.Object)
+		done = append(done, s.job.Object)
 	}
 	for _, j := range existing {
 		done = append(done, j.Object)
@@ -507,6 +525,7 @@ func (c *Reconciler) startRuns(ctx context.Context, check jobs.Check, r *report.
 	for _, w := range running {
 		occupy(w)
 	}
+	var next []preflight.PlannedRun
 	for _, w := range works {
 		if names[w.Name()] || slices.ContainsFunc(w.Nodes, func(n string) bool { return busy[n] }) {
 			continue
@@ -522,25 +541,36 @@ func (c *Reconciler) startRuns(ctx context.Context, check jobs.Check, r *report.
 			}
 			continue
 		}
-		if len(names) == 0 {
-			if err := c.client.Create(ctx, check.Service()); err != nil && !apierrors.IsAlreadyExists(err) {
-				return false, fmt.Errorf("create the Service of NetworkCheck %s: %w", check.Object.Name, err)
-			}
-		}
-		err := c.createRun(ctx, check, r.Record.Launcher, w)
-		switch {
-		case apierrors.IsInvalid(err), apierrors.IsForbidden(err):
-			if r.Record.Add(w, faultMeasurement(err.Error())) {
-				refused = true
-				metrics.RunEnded(w.Stage, pairing.Fault)
-			}
-			continue
-		case err != nil:
-			return refused, err
-		}
 		occupy(w)
+		next = append(next, w)
 	}
-	return refused, nil
+	if len(running) == 0 && len(next) > 0 {
+		if err := c.client.Create(ctx, check.Service()); err != nil && !apierrors.IsAlreadyExists(err) {
+			return refused, fmt.Errorf("create the Service of NetworkCheck %s: %w", check.Object.Name, err)
+		}
+	}
+	problems := make([]error, len(next))
+	var requests errgroup.Group
+	requests.SetLimit(concurrentRequests)
+	for i, w := range next {
+		requests.Go(func() error {
+			problems[i] = c.createRun(ctx, check, r.Record.Launcher, w)
+			return nil
+		})
+	}
+	_ = requests.Wait() // each has its problem
+	for i, problem := range problems {
+		switch {
+		case apierrors.IsInvalid(problem), apierrors.IsForbidden(problem):
+			if r.Record.Add(next[i], faultMeasurement(problem.Error())) {
+				refused = true
+				metrics.RunEnded(next[i].Stage, pairing.Fault)
+			}
+		case problem != nil:
+			err = errors.Join(err, problem)
+		}
+	}
+	return refused, err
 }
 
 // finish writes the report, deletes the remaining objects, and sets the final status.

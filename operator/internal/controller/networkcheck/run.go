@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -129,17 +130,23 @@ func (c *Reconciler) createRun(ctx context.Context, check jobs.Check, launcher e
 
 // deleteObjects deletes objects, and the pods of Jobs with them.
 func (c *Reconciler) deleteObjects(ctx context.Context, objects ...client.Object) error {
-	var all []error
-	for _, object := range objects {
+	problems := make([]error, len(objects))
+	var requests errgroup.Group
+	requests.SetLimit(concurrentRequests)
+	for i, object := range objects {
 		if object.GetDeletionTimestamp() != nil {
 			continue
 		}
-		err := c.client.Delete(ctx, object, client.PropagationPolicy(metav1.DeletePropagationBackground))
-		if client.IgnoreNotFound(err) != nil {
-			all = append(all, fmt.Errorf("delete %s: %w", object.GetName(), err))
-		}
+		requests.Go(func() error {
+			err := c.client.Delete(ctx, object, client.PropagationPolicy(metav1.DeletePropagationBackground))
+			if client.IgnoreNotFound(err) != nil {
+				problems[i] = fmt.Errorf("delete %s: %w", object.GetName(), err)
+			}
+			return nil
+		})
 	}
-	return errors.Join(all...)
+	_ = requests.Wait() // each has its problem
+	return errors.Join(problems...)
 }
 
 // listPods returns the pods of the check's runs, by the run's name. It reads from the API server, since the cache does not have
