@@ -119,6 +119,13 @@ impl collectives::Store for TorchStore {
         self.call(|store| store.call_method1("add", (name, amount))?.extract())
     }
 
+    fn set_once(&self, name: &str, value: &[u8]) -> Result<Vec<u8>, Error> {
+        self.call(|store| {
+            let (nothing, value) = (PyBytes::new(store.py(), b""), PyBytes::new(store.py(), value));
+            store.call_method1("compare_set", (name, nothing, value))?.extract()
+        })
+    }
+
     fn delete(&self, name: &str) -> Result<(), Error> {
         self.call(|store| store.call_method1("delete_key", (name,)).map(drop))
     }

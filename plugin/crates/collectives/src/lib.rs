@@ -36,7 +36,8 @@
 //! * **One-sided access** to the memory of other ranks goes through a [`Window`].
 //! * **Failures**: an operation in which nothing moves for its [timeout](Call::timeout) returns an [`Error`] that names the awaited
 //!   ranks. A rank whose process was killed, is stopped, or is behind a cut link is named by all others within that time, also by
-//!   ranks that exchange nothing with it. Afterwards the group cannot be used ([`Error::is_group_usable`]); make another one.
+//!   ranks that exchange nothing with it. Afterwards the group cannot be used ([`Error::is_group_usable`]).
+//! * **Going on**: the ranks that are left, and newcomers, get the group that follows by [`Group::reconfigure`].
 //! * **Leaving** is no failure. A rank that drops its group, and the groups made of it, waits up to a second until the others have
 //!   what it sent. They continue as long as they need nothing more from it.
 //! * **Waiting** polls for two milliseconds, yielding the processor, and then sleeps.
@@ -66,7 +67,7 @@ pub use cuda::Cuda;
 pub use error::{Error, ErrorKind, Result};
 pub use evenkeel_reduction_kernels::{DataType, Op};
 pub use group::call::timeout_from_seconds;
-pub use group::{Call, Group, Request, Sequence, Window};
+pub use group::{Call, Group, Reconfigure, Request, Sequence, Window};
 pub use links::tcp::Tcp;
 pub use links::tls::Tls;
 pub use links::transport_kind::{Auto, TransportKind};

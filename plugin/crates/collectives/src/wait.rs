@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, ErrorKind, Result, format_duration, list_ranks};
 use crate::links::mesh::{Mesh, PeerError};
 use crate::liveness::{
-    GroupFailure, Operation, PeerStatus, ProbeReport, probe_transitively, report_failure,
+    GroupFailure, Operation, PeerStatus, ProbeReport, end_group, probe_all, probe_transitively,
 };
 
 /// How long to poll before the first sleep. The thread that polls moves the bytes. Bytes that arrive just after it falls asleep
@@ -16,6 +16,10 @@ const SPIN_TIME: Duration = Duration::from_millis(2);
 const MAX_SLEEP: Duration = Duration::from_millis(20);
 /// The longest sleep while a link is being made: nothing wakes the sleeper then.
 const MAX_SLEEP_CONNECTING: Duration = Duration::from_micros(500);
+/// The longest idle time before a rank probes whether an awaited process has exited, whatever the timeout.
+const MAX_QUICK_PROBE_DELAY: Duration = Duration::from_millis(250);
+/// How long this probe may take.
+const MAX_QUICK_PROBE_TIME: Duration = Duration::from_millis(250);
 /// How long to try to report a failure to the other ranks.
 const FAILURE_REPORT_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long a failure that a rank reported before it exited may take to arrive.
@@ -48,6 +52,8 @@ pub(crate) struct Wait<'a> {
     /// Number of times that the awaited ranks have been probed.
     probes: u32,
     report: ProbeReport,
+    /// The awaited ranks whose processes have exited while nothing moved.
+    exited: Vec<(usize, &'static str)>,
 }
 
 impl<'a> Wait<'a> {
@@ -65,7 +71,19 @@ impl<'a> Wait<'a> {
         let operation = mesh.liveness().operation();
         let report = ProbeReport::default();
         let (idle_since, carried, probes) = (None, None, 0);
-        Ok(Self { mesh, operation, what, tag, timeout, idle_since, carried, probes, report })
+        let exited = vec![];
+        Ok(Self {
+            mesh,
+            operation,
+            what,
+            tag,
+            timeout,
+            idle_since,
+            carried,
+            probes,
+            report,
+            exited,
+        })
     }
 
     /// Polls until the operation is done. `awaited` gives the ranks that it waits for and the bytes that their links have carried,
@@ -96,6 +114,7 @@ impl<'a> Wait<'a> {
                 Ok(Poll::Done(done)) => return Ok(done),
                 Ok(_) => {
                     (self.idle_since, self.carried, self.probes) = (None, None, 0);
+                    self.exited.clear();
                 }
             }
         }
@@ -119,6 +138,7 @@ impl<'a> Wait<'a> {
             Some((before, unchanged_since)) if before == carried => unchanged_since,
             Some(_) => {
                 self.probes = 0;
+                self.exited.clear();
                 now
             }
             None => idle_since,
@@ -128,11 +148,26 @@ impl<'a> Wait<'a> {
         if let Some(failure) = self.mesh.liveness().failure() {
             return Err(failure.error());
         }
-        // The first probe is early, so that ranks that probe this one learn the result. The second leaves time to report it.
-        let probe_at = [self.timeout * 2 / 5, self.timeout * 7 / 10];
-        if self.probes < 2 && idle >= probe_at[self.probes as usize] {
+        if !self.exited.is_empty() {
+            self.report.lost = std::mem::take(&mut self.exited);
+            return Err(self.lost());
+        }
+        // Of the thorough probes, the first is early, so that ranks that probe this one learn the result. The second leaves time to
+        // report it.
+        let probe_at = [
+            MAX_QUICK_PROBE_DELAY.min(self.timeout / 5),
+            self.timeout * 2 / 5,
+            self.timeout * 7 / 10,
+        ];
+        if let Some(at) = probe_at.get(self.probes as usize)
+            && idle >= *at
+        {
             self.probes += 1;
-            self.probe(ranks.clone())?;
+            if self.probes == 1 {
+                self.probe_exits(&ranks);
+            } else {
+                self.probe(ranks.clone())?;
+            }
         }
         if idle >= self.timeout {
             return Err(self.timed_out(&ranks));
@@ -146,6 +181,21 @@ impl<'a> Wait<'a> {
         Ok(())
     }
 
+    /// Probes whether an awaited process has exited, which links through shared memory do not tell. What it sent before may still
+    /// arrive: it is lost if nothing does until the next turn.
+    fn probe_exits(&mut self, ranks: &[usize]) {
+        let addresses = ranks.iter().map(|rank| &self.mesh.probe_addresses()[*rank]);
+        let time = MAX_QUICK_PROBE_TIME.min(self.timeout / 5);
+        let statuses = probe_all(&addresses.collect::<Vec<_>>(), time, Instant::now() + time);
+        for (rank, status) in ranks.iter().zip(statuses) {
+            if let PeerStatus::Lost(how) = status
+                && status.has_exited()
+            {
+                self.exited.push((*rank, how));
+            }
+        }
+    }
+
     fn probe(&mut self, ranks: Vec<usize>) -> Result<()> {
         let Self { mesh, .. } = self;
         self.operation.waits_for(ranks.clone());
@@ -155,7 +205,7 @@ impl<'a> Wait<'a> {
             return Err(mesh.liveness().fail(failure).error());
         }
         // Until the second probe, messages that a rank sent before it left may still arrive.
-        if self.probes > 1 {
+        if self.probes > 2 {
             let left = std::mem::take(&mut self.report.left);
             self.report.lost.extend(left.into_iter().map(|rank| (rank, LEFT)));
         }
@@ -169,13 +219,29 @@ impl<'a> Wait<'a> {
     /// Ends the group on all ranks.
     fn end_group(&self, failure: GroupFailure) -> Error {
         let Self { mesh, .. } = self;
-        let failure = mesh.liveness().fail(failure);
         let time = FAILURE_REPORT_TIMEOUT.min(self.timeout / 5);
-        report_failure(mesh.probe_addresses(), mesh.own_rank(), &failure, time);
-        failure.error()
+        let (addresses, own) = (mesh.probe_addresses(), mesh.own_rank());
+        end_group(mesh.liveness(), addresses, own, failure, time).error()
     }
 
-    fn lost(&self) -> Error {
+    /// Ends the group because of lost ranks: those that are known, and others whose processes have exited by now.
+    fn lost(&mut self) -> Error {
+        let mesh = self.mesh;
+        let is_known = |rank| self.report.lost.iter().any(|(lost, _)| *lost == rank);
+        let others: Vec<usize> = (0..mesh.probe_addresses().len())
+            .filter(|rank| *rank != mesh.own_rank() && !is_known(*rank))
+            .collect();
+        let addresses: Vec<_> = others.iter().map(|rank| &mesh.probe_addresses()[*rank]).collect();
+        let time = FAILURE_REPORT_TIMEOUT.min(self.timeout / 5);
+        let statuses = probe_all(&addresses, time, Instant::now() + time);
+        for (rank, status) in others.into_iter().zip(statuses) {
+            match status {
+                PeerStatus::Failed(failure) => return self.end_group(failure),
+                PeerStatus::Lost(how) if status.has_exited() => self.report.lost.push((rank, how)),
+                _ => {}
+            }
+        }
+        self.report.lost.sort_unstable();
         let each: Vec<_> = self
             .report
             .lost

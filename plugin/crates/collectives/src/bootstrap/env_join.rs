@@ -23,7 +23,16 @@ impl Launch {
     /// # Errors
     /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) when the launcher sets neither; otherwise as [`Group::join`].
     pub fn join(&self, name: &str, transport: &TransportKind, timeout: Duration) -> Result<Group> {
-        let store: Arc<dyn Store> = match (&self.store, &self.master) {
+        let store = PrefixStore::new(self.open_store(timeout)?, name);
+        Group::join(&store, self.rank, self.size, transport, timeout)
+    }
+
+    /// Opens the store that [`Launch::join`] uses, where a group's names have its name as a prefix.
+    ///
+    /// # Errors
+    /// As [`Launch::join`].
+    pub fn open_store(&self, timeout: Duration) -> Result<Arc<dyn Store>> {
+        Ok(match (&self.store, &self.master) {
             (Some(address), _) => open(address, timeout)?,
             (None, Some((host, port))) => {
                 if self.rank == 0 {
@@ -36,8 +45,7 @@ impl Launch {
                     "the ranks have no store to bootstrap from: set EVENKEEL_STORE, or MASTER_ADDR and MASTER_PORT",
                 ));
             }
-        };
-        Group::join(&PrefixStore::new(store, name), self.rank, self.size, transport, timeout)
+        })
     }
 }
 

@@ -4,16 +4,15 @@
 //! a process that has exited since, do not count. When all ranks are alive, rank 0 writes the list of members. The list is valid
 //! for the ranks that find themselves in it.
 
-use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::bootstrap::candidate::{Candidate, decode, encode};
 use crate::bootstrap::store::{Backoff, Store};
 use crate::codec::{Reader, put};
 use crate::error::{Error, ErrorKind, Result, format_duration, list_ranks};
 use crate::links::mesh::{Mesh, RankInfo};
 use crate::links::transport_kind::TransportKind;
-use crate::liveness::{Liveness, PeerStatus, ProbeAddress, probe_all};
+use crate::liveness::{PeerStatus, probe_all};
 
 /// How long a rank may take to respond to a probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -21,32 +20,6 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 const WAITING_UPDATE_INTERVAL: Duration = Duration::from_millis(200);
 const MEMBERS: &str = "members";
 const WAITING: &str = "waiting";
-
-fn encode(member: &RankInfo, transport: u8) -> Vec<u8> {
-    let RankInfo { probe_address: ProbeAddress { id, host, port }, address, name, host_id } =
-        member;
-    let mut out = vec![transport];
-    out.extend_from_slice(&host_id.to_le_bytes());
-    out.extend_from_slice(&id.to_le_bytes());
-    out.extend_from_slice(&u32::from(*port).to_le_bytes());
-    put(&mut out, host.to_string().as_bytes());
-    put(&mut out, address);
-    put(&mut out, name.as_bytes());
-    out
-}
-
-fn decode(bytes: &[u8]) -> Option<(RankInfo, u8)> {
-    let mut reader = Reader::new(bytes);
-    let (transport, host_id) = (reader.byte()?, reader.long()?);
-    let (id, port) = (reader.long()?, u16::try_from(reader.word()?).ok()?);
-    let host: IpAddr = std::str::from_utf8(reader.bytes()?).ok()?.parse().ok()?;
-    let address = reader.bytes()?.to_owned();
-    let name = String::from_utf8_lossy(reader.bytes()?).into_owned();
-    Some((
-        RankInfo { probe_address: ProbeAddress { id, host, port }, address, name, host_id },
-        transport,
-    ))
-}
 
 fn rank_key(rank: usize) -> String {
     format!("rank/{rank}")
@@ -66,20 +39,8 @@ pub(crate) fn bootstrap_mesh(
         )));
     }
     let deadline = Instant::now() + timeout;
-    let endpoint = transport.open()?;
-    let liveness = Liveness::new()
-        .map_err(|error| Error::system("cannot start the liveness responder", error))?;
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let own = RankInfo {
-        probe_address: ProbeAddress {
-            id: liveness.id(),
-            host: endpoint.ip(),
-            port: liveness.port(),
-        },
-        address: endpoint.address(),
-        name: format!("{host}, process {}", std::process::id()),
-        host_id: transport.host_id()?,
-    };
+    let candidate = Candidate::open(transport)?;
+    let own = candidate.info().clone();
     store.set(&rank_key(rank), &encode(&own, transport.code()))?;
     let members = if rank == 0 {
         let members = collect_members(store, own, size, transport.code(), deadline, timeout)?;
@@ -90,7 +51,7 @@ pub(crate) fn bootstrap_mesh(
     } else {
         await_members(store, &own, rank, size, deadline, timeout)?
     };
-    Ok(Mesh::new(rank, transport.clone(), endpoint, Arc::clone(&liveness), members))
+    Ok(candidate.into_mesh(rank, members))
 }
 
 /// Rank 0: waits until all ranks have arrived.
@@ -237,22 +198,13 @@ fn bootstrap_timeout(store: &dyn Store, size: usize, timeout: Duration) -> Resul
 mod tests {
     use super::*;
     use crate::MemoryStore;
+    use crate::liveness::ProbeAddress;
     use std::thread;
 
     const TIME: Duration = Duration::from_secs(30);
 
     fn join_mesh(store: &MemoryStore, rank: usize, size: usize, time: Duration) -> Result<Mesh> {
         bootstrap_mesh(store, rank, size, &TransportKind::SharedMemory, time)
-    }
-
-    #[test]
-    fn rank_info_round_trips() {
-        let probe_address = ProbeAddress { id: 9, host: "::1".parse().unwrap(), port: 7 };
-        let name = "host, process 1".to_owned();
-        let member = RankInfo { probe_address, address: vec![1, 2, 3], name, host_id: 5 };
-        let bytes = encode(&member, 2);
-        assert_eq!(decode(&bytes), Some((member, 2)));
-        assert!((0..bytes.len()).all(|length| decode(&bytes[..length]).is_none()));
     }
 
     #[test]

@@ -4,6 +4,7 @@ pub(crate) mod call;
 mod operations;
 mod point_to_point;
 pub(crate) mod receive;
+mod reconfigure;
 mod request;
 mod window;
 
@@ -20,9 +21,10 @@ use crate::codec::{self, digest};
 use crate::error::{Error, ErrorKind, Result};
 use crate::links::mesh::Mesh;
 use crate::links::transport_kind::TransportKind;
-use crate::liveness::{GroupFailure, report_failure};
+use crate::liveness::{GroupFailure, end_group};
 
 pub use call::Call;
+pub use reconfigure::Reconfigure;
 pub use request::{Request, Sequence};
 pub use window::Window;
 
@@ -47,6 +49,10 @@ pub struct Group {
     queues: Mutex<HashMap<Sequence, Arc<request::Queue>>>,
     /// An operation has failed: messages for it may still arrive.
     unfinished: AtomicBool,
+    /// For each rank, its rank in the group that this one follows.
+    previous_ranks: Vec<Option<usize>>,
+    /// The first newcomer that this group and those before it have not considered.
+    next_ticket: u64,
 }
 
 impl Group {
@@ -66,27 +72,39 @@ impl Group {
     ) -> Result<Self> {
         let begun = Instant::now();
         let mesh = bootstrap_mesh(store, rank, size, transport, timeout)?;
+        let group = Self::of_mesh(mesh, timeout);
+        // The rank that serves the store must not return, and perhaps exit, before all ranks have the list of members.
+        let left = timeout.saturating_sub(begun.elapsed()).max(Duration::from_secs(1));
+        group.barrier(&Call::default().timeout(left))?;
+        Ok(group)
+    }
+
+    /// The group of all ranks of a mesh.
+    fn of_mesh(mesh: Mesh, timeout: Duration) -> Self {
         let mut identity = vec![];
         mesh.probe_addresses()
             .iter()
             .for_each(|probe_address| codec::put(&mut identity, &probe_address.id.to_le_bytes()));
-        let members: Vec<usize> = (0..size).collect();
-        let group = Self {
+        let members = (0..mesh.probe_addresses().len()).collect();
+        let rank = mesh.own_rank();
+        Self::of(Arc::new(mesh), members, rank, digest(&identity), timeout)
+    }
+
+    fn of(mesh: Arc<Mesh>, members: Vec<usize>, rank: usize, id: u64, timeout: Duration) -> Self {
+        Self {
             hosts: mesh.group_by_host(&members),
+            mesh,
             members,
-            mesh: Arc::new(mesh),
             rank,
-            id: digest(&identity),
+            id,
             timeout,
             sequences: Mutex::default(),
             made: Mutex::default(),
             queues: Mutex::default(),
             unfinished: AtomicBool::new(false),
-        };
-        // The rank that serves the store must not return, and perhaps exit, before all ranks have the list of members.
-        let left = timeout.saturating_sub(begun.elapsed()).max(Duration::from_secs(1));
-        group.barrier(&Call::default().timeout(left))?;
-        Ok(group)
+            previous_ranks: vec![],
+            next_ticket: 1,
+        }
     }
 
     /// This process's rank, from 0.
@@ -125,11 +143,11 @@ impl Group {
     pub fn abort(&self, reason: &str) {
         let text = format!("{} aborted: {reason}", self.mesh.describe(self.mesh.own_rank()));
         let failure = GroupFailure { kind: ErrorKind::Aborted, ranks: vec![], text };
-        let failure = self.mesh.liveness().fail(failure);
-        report_failure(
+        end_group(
+            self.mesh.liveness(),
             self.mesh.probe_addresses(),
             self.mesh.own_rank(),
-            &failure,
+            failure,
             MAX_ABORT_TIME.min(self.timeout),
         );
     }
@@ -164,18 +182,8 @@ impl Group {
         let mut identity = self.id.to_le_bytes().to_vec();
         identity.extend_from_slice(&made.to_le_bytes());
         codec::put_list(&mut identity, members.iter());
-        Ok(Some(Self {
-            mesh: Arc::clone(&self.mesh),
-            hosts: self.mesh.group_by_host(&members),
-            members,
-            rank,
-            id: digest(&identity),
-            timeout: self.timeout,
-            sequences: Mutex::default(),
-            made: Mutex::default(),
-            queues: Mutex::default(),
-            unfinished: AtomicBool::new(false),
-        }))
+        let mesh = Arc::clone(&self.mesh);
+        Ok(Some(Self::of(mesh, members, rank, digest(&identity), self.timeout)))
     }
 
     /// The group of all ranks that pass the same color, in the order of their ranks here; `None` without a color. All ranks call it.

@@ -116,6 +116,10 @@ impl Mesh {
         matches!(self.transport, TransportKind::Tcp(_))
     }
 
+    pub(crate) fn transport(&self) -> &TransportKind {
+        &self.transport
+    }
+
     pub(crate) fn liveness(&self) -> &Liveness {
         &self.liveness
     }

@@ -16,7 +16,7 @@ mod responder;
 
 pub(crate) use failure::GroupFailure;
 pub(crate) use probe::{
-    PeerStatus, ProbeAddress, ProbeReport, probe_all, probe_transitively, report_failure,
+    PeerStatus, ProbeAddress, ProbeReport, end_group, probe_all, probe_transitively,
 };
 pub(crate) use responder::{Liveness, Operation};
 

@@ -10,6 +10,7 @@ use super::failure::GroupFailure;
 use super::frame::{
     ALIVE, FAILED, HEADER_BYTES, PROBE, REPORT_FAILURE, UNKNOWN, frame, is_complete,
 };
+use super::responder::Liveness;
 use crate::codec::Reader;
 
 /// Maximum number of ranks that are probed, or get a report, at a time.
@@ -40,14 +41,25 @@ pub(crate) enum PeerStatus {
     Lost(&'static str),
 }
 
+impl PeerStatus {
+    /// Whether its process is known to have exited.
+    pub(crate) fn has_exited(&self) -> bool {
+        matches!(self, Self::Lost(EXITED))
+    }
+}
+
 impl ProbeAddress {
     /// Probes the member, for no longer than the time.
     pub(crate) fn probe(&self, time: Duration) -> PeerStatus {
         self.exchange(PROBE, &[], time)
     }
 
-    fn report(&self, failure: &GroupFailure, time: Duration) {
-        self.exchange(REPORT_FAILURE, &failure.encode(), time);
+    /// Reports a failure. Returns the one that ended the group there: this one, or an earlier one.
+    fn report(&self, failure: &GroupFailure, time: Duration) -> Option<GroupFailure> {
+        match self.exchange(REPORT_FAILURE, &failure.encode(), time) {
+            PeerStatus::Failed(failure) => Some(failure),
+            _ => None,
+        }
     }
 
     fn exchange(&self, kind: u8, text: &[u8], time: Duration) -> PeerStatus {
@@ -195,8 +207,26 @@ pub(crate) fn probe_transitively(
     }
 }
 
+/// Ends the group on all ranks, and returns the failure that ended it. Of several failures that ranks find at the same time, all
+/// ranks get the one that the lowest rank has got first, so that they name the same lost ranks.
+pub(crate) fn end_group(
+    liveness: &Liveness,
+    probe_addresses: &[ProbeAddress],
+    own: usize,
+    failure: GroupFailure,
+    time: Duration,
+) -> GroupFailure {
+    // A rank that does not respond is skipped, and the next one decides.
+    let earlier = (0..own)
+        .filter(|rank| !failure.ranks.contains(rank))
+        .find_map(|rank| probe_addresses.get(rank)?.report(&failure, time));
+    let failure = liveness.fail(earlier.unwrap_or(failure));
+    report_failure(probe_addresses, own, &failure, time);
+    failure
+}
+
 /// Reports to all other ranks that the group has failed, except to the ranks that caused it.
-pub(crate) fn report_failure(
+fn report_failure(
     probe_addresses: &[ProbeAddress],
     own: usize,
     failure: &GroupFailure,
@@ -211,7 +241,9 @@ pub(crate) fn report_failure(
     for some in others.chunks(MAX_CONCURRENT_PROBES) {
         thread::scope(|scope| {
             for probe_address in some {
-                scope.spawn(move || probe_address.report(failure, time));
+                scope.spawn(move || {
+                    probe_address.report(failure, time);
+                });
             }
         });
     }
@@ -248,6 +280,32 @@ mod tests {
         drop(two);
         let report = probe_transitively(&probe_addresses, 0, vec![1], TIME);
         assert_eq!((report.lost, report.idle), (vec![], vec![2]));
+    }
+
+    /// Each of two ranks finds another rank lost. All ranks end with the same list.
+    #[test]
+    fn failures_found_at_the_same_time_become_one() {
+        for _ in 0..20 {
+            let members: Vec<_> = (0..6).map(|_| Liveness::new().unwrap()).collect();
+            let addresses: Vec<_> = members.iter().map(|member| probe_address(member)).collect();
+            let found = |own: usize, lost: usize| {
+                let failure = GroupFailure {
+                    kind: ErrorKind::Lost,
+                    ranks: vec![lost],
+                    text: format!("rank {lost} is lost"),
+                };
+                end_group(&members[own], &addresses, own, failure, TIME)
+            };
+            let (one, other) = thread::scope(|scope| {
+                let one = scope.spawn(|| found(2, 1));
+                let other = scope.spawn(|| found(3, 4));
+                (one.join().unwrap(), other.join().unwrap())
+            });
+            assert_eq!(one, other);
+            for rank in (0..6).filter(|rank| !one.ranks.contains(rank)) {
+                assert_eq!(members[rank].failure(), Some(one.clone()), "rank {rank}");
+            }
+        }
     }
 
     #[test]

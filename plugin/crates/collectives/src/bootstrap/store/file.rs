@@ -48,6 +48,16 @@ impl FileStore {
         self.folder.join(file)
     }
 
+    /// Locks the store until the file is dropped, or this process is killed.
+    fn lock(&self) -> Result<File> {
+        let guard = self.folder.join("lock");
+        let guard = OpenOptions::new().create(true).truncate(false).write(true).open(guard);
+        let guard = guard.map_err(|error| failed(&self.folder, &error))?;
+        flock(&guard, FlockOperation::LockExclusive)
+            .map_err(|error| failed(&self.folder, &error.into()))?;
+        Ok(guard)
+    }
+
     fn write(&self, path: &Path, value: &[u8]) -> Result<()> {
         let unique =
             evenkeel_transport::random().map_err(|error| Error::system("random", error))?;
@@ -91,16 +101,20 @@ impl Store for FileStore {
 
     fn add(&self, name: &str, amount: i64) -> Result<i64> {
         check(name, &[])?;
-        let path = self.path(name);
-        let guard = self.folder.join("lock");
-        let guard = OpenOptions::new().create(true).truncate(false).write(true).open(guard);
-        let guard = guard.map_err(|error| failed(&self.folder, &error))?;
-        // The lock is released with the file, even if this process is killed.
-        flock(&guard, FlockOperation::LockExclusive)
-            .map_err(|error| failed(&self.folder, &error.into()))?;
+        let _guard = self.lock()?;
         let sum = add_to(self.get(name)?.as_deref(), name, amount)?;
-        self.write(&path, &sum.to_le_bytes())?;
+        self.write(&self.path(name), &sum.to_le_bytes())?;
         Ok(sum)
+    }
+
+    fn set_once(&self, name: &str, value: &[u8]) -> Result<Vec<u8>> {
+        check(name, value)?;
+        let _guard = self.lock()?;
+        if let Some(decided) = self.get(name)? {
+            return Ok(decided);
+        }
+        self.write(&self.path(name), value)?;
+        Ok(value.to_owned())
     }
 
     fn delete(&self, name: &str) -> Result<()> {

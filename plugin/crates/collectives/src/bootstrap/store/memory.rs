@@ -54,6 +54,11 @@ impl Store for MemoryStore {
         Ok(sum)
     }
 
+    fn set_once(&self, name: &str, value: &[u8]) -> Result<Vec<u8>> {
+        check(name, value)?;
+        Ok(lock(&self.values).entry(name.to_owned()).or_insert_with(|| value.to_owned()).clone())
+    }
+
     fn delete(&self, name: &str) -> Result<()> {
         lock(&self.values).remove(name);
         Ok(())

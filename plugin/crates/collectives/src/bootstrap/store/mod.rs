@@ -44,6 +44,13 @@ pub trait Store: Send + Sync {
     /// As [`Store::set`]; also when the value is not a number.
     fn add(&self, name: &str, amount: i64) -> Result<i64>;
 
+    /// Stores a value under a name that has none, and returns the value that is there afterwards: of all ranks that call this, the
+    /// first one decides. Other calls must not store or delete a value of this name.
+    ///
+    /// # Errors
+    /// As [`Store::set`].
+    fn set_once(&self, name: &str, value: &[u8]) -> Result<Vec<u8>>;
+
     /// Deletes a value. A missing value is no error.
     ///
     /// # Errors
@@ -165,6 +172,15 @@ pub(crate) fn check_store_contract(store: &Arc<dyn Store>) {
         }
     });
     assert_eq!(store.add("m", 0).unwrap(), 4 * each);
+    let decided: Vec<_> = thread::scope(|scope| {
+        let ranks: Vec<_> = (0..8u8)
+            .map(|rank| scope.spawn(move || store.set_once("once", &[rank]).unwrap()))
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert!(decided.iter().all(|value| *value == decided[0] && value.len() == 1));
+    assert_eq!(store.set_once("once", b"").unwrap(), decided[0]);
+    assert_eq!(store.get("once").unwrap().as_ref(), Some(&decided[0]));
     // `wait` returns values that are stored later.
     thread::scope(|scope| {
         let names = ["x".to_owned(), "y".to_owned()];

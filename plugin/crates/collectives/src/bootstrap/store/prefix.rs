@@ -36,6 +36,10 @@ impl Store for PrefixStore {
         self.store.add(&self.name(name), amount)
     }
 
+    fn set_once(&self, name: &str, value: &[u8]) -> Result<Vec<u8>> {
+        self.store.set_once(&self.name(name), value)
+    }
+
     fn delete(&self, name: &str) -> Result<()> {
         self.store.delete(&self.name(name))
     }

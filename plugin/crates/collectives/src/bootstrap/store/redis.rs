@@ -56,6 +56,12 @@ impl Store for RedisStore {
         self.query(redis::cmd("INCRBY").arg(name).arg(amount))
     }
 
+    fn set_once(&self, name: &str, value: &[u8]) -> Result<Vec<u8>> {
+        check(name, value)?;
+        let _: i64 = self.query(redis::cmd("SETNX").arg(name).arg(value))?;
+        self.get(name)?.ok_or_else(|| Error::of_store(format!("{name:?} was deleted")))
+    }
+
     fn delete(&self, name: &str) -> Result<()> {
         let _: i64 = self.query(redis::cmd("DEL").arg(name))?;
         Ok(())

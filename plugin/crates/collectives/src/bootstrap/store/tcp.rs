@@ -24,6 +24,7 @@ const SET: u8 = 1;
 const GET: u8 = 2;
 const ADD: u8 = 3;
 const DELETE: u8 = 4;
+const SET_ONCE: u8 = 5;
 
 const NO_VALUE: u8 = 0;
 const VALUE: u8 = 1;
@@ -172,6 +173,7 @@ fn response(store: &MemoryStore, bytes: &[u8]) -> Option<(Vec<u8>, usize)> {
     let outcome = match operation {
         SET => store.set(&name, value).map(|()| None),
         GET => store.get(&name),
+        SET_ONCE => store.set_once(&name, value).map(Some),
         DELETE => store.delete(&name).map(|()| None),
         ADD => value
             .try_into()
@@ -282,6 +284,11 @@ impl Store for TcpStore {
         let sum =
             sum.as_slice().try_into().map_err(|_| Error::of_store("the server is not a store"))?;
         Ok(i64::from_le_bytes(sum))
+    }
+
+    fn set_once(&self, name: &str, value: &[u8]) -> Result<Vec<u8>> {
+        self.request(SET_ONCE, name, value)?
+            .ok_or_else(|| Error::of_store("the server is not a store"))
     }
 
     fn delete(&self, name: &str) -> Result<()> {
