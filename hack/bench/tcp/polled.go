@@ -31,7 +31,7 @@ func (s polledSockets) label() string {
 	case s.each == 1:
 		return "plain socket, polled"
 	}
-	return fmt.Sprintf("%d plain sockets, polled", s.each)
+	return fmt.Sprintf("%d plain sockets, polled, equal shares", s.each)
 }
 
 // arguments are those of evenkeel-bench net.
