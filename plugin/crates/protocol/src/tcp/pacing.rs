@@ -39,6 +39,8 @@ pub struct Pacer {
     round_trip: Duration,
     last: Progress,
     next_sample: Duration,
+    /// Whether the flow could have taken more since the last sample.
+    was_full: bool,
 }
 
 impl Pacer {
@@ -58,10 +60,22 @@ impl Pacer {
         self.next_sample = now + INTERVAL;
     }
 
+    /// The flow's socket took no more.
+    pub fn set_full(&mut self) {
+        self.was_full = true;
+    }
+
+    /// Whether the rate is worth a sample. That of a flow that delivers everything at once is not needed. But a flow that had
+    /// to wait may have done so because its rate is not known yet, and all of it may be delivered by now.
+    pub fn is_backlogged(&self, outstanding: u64) -> bool {
+        self.was_full || outstanding > self.max_outstanding() / 2
+    }
+
     /// Updates the rate from the flow's progress.
     pub fn sample(&mut self, now: Duration, progress: Progress) {
         self.postpone_sample(now);
         self.round_trip = progress.round_trip;
+        self.was_full = false;
         let busy = progress.busy.saturating_sub(self.last.busy);
         if busy < MIN_BUSY {
             return;
@@ -89,10 +103,14 @@ impl Pacer {
     }
 
     /// How long to wait until a flow with too many bytes outstanding may take more.
-    pub fn wait(&self, outstanding: u64) -> Duration {
+    pub fn wait(&mut self, outstanding: u64) -> Duration {
+        self.was_full = true;
         let excess = outstanding.saturating_sub(self.max_outstanding() / 4 * 3);
-        let rate = self.rate.unwrap_or_default().max(1.0);
-        let wait = Duration::try_from_secs_f64(excess as f64 / rate).unwrap_or(DEPTH);
+        let wait = match self.rate {
+            Some(rate) if rate > 0.0 => Duration::try_from_secs_f64(excess as f64 / rate),
+            _ => Ok(GRAIN),
+        };
+        let wait = wait.unwrap_or(DEPTH);
         wait.clamp(GRAIN / 4, DEPTH)
     }
 
@@ -138,7 +156,7 @@ mod tests {
 
     #[test]
     fn pacing_wait_is_short_but_never_zero() {
-        let pacer = paced(200);
+        let mut pacer = paced(200);
         assert!(pacer.wait(0) > Duration::ZERO);
         assert!(pacer.wait(75_000) < Duration::from_micros(1000));
         assert_eq!(pacer.wait(u64::MAX), DEPTH);
@@ -153,6 +171,38 @@ mod tests {
         assert!(pacer.wait(MIN_OUTSTANDING) <= DEPTH);
         sample(&mut pacer, 1000, 10);
         assert!(pacer.max_outstanding() > paced(1000).max_outstanding() / 10 * 9, "{pacer:?}");
+    }
+
+    /// A flow that is sampled only if the pacer asks for it, on a fast path: when it may go on, all is delivered.
+    #[test]
+    fn pacing_comes_up_to_speed_where_all_is_delivered_meanwhile() {
+        const RATE: f64 = 125e6;
+        let mut pacer = Pacer::slow_start();
+        let (mut now, mut progress) = (Duration::ZERO, Progress::default());
+        let (mut outstanding, mut acked_before) = (0, 0);
+        while now < Duration::from_millis(400) {
+            if pacer.sample_due(now) {
+                pacer.postpone_sample(now);
+                if pacer.is_backlogged(outstanding) {
+                    pacer.sample(now, progress);
+                }
+            }
+            if outstanding <= pacer.max_outstanding() {
+                outstanding += pacer.chunk(131_072);
+                continue;
+            }
+            let wait = pacer.wait(outstanding);
+            let moved = outstanding.min((RATE * wait.as_secs_f64()) as u64);
+            outstanding -= moved;
+            progress.acked += moved;
+            progress.busy += Duration::from_secs_f64(moved as f64 / RATE);
+            now += wait;
+            if now < Duration::from_millis(200) {
+                acked_before = progress.acked;
+            }
+        }
+        let rate = (progress.acked - acked_before) as f64 / 0.2;
+        assert!(rate > 0.9 * RATE, "{rate}, {pacer:?}");
     }
 
     #[test]

@@ -101,8 +101,6 @@ pub(super) struct WriteState {
     pace: Pacer,
     /// Upper bound of unacknowledged bytes: those of the last query, and those written since.
     outstanding: u64,
-    /// Whether it was full since its progress was last sampled.
-    was_full: bool,
     /// Number of small messages that are written immediately before one is deferred to a caller's next poll again.
     at_once: u32,
 }
@@ -159,7 +157,6 @@ impl WriteState {
             same_tag_below_sent: false,
             pace,
             outstanding: 0,
-            was_full: false,
             at_once: 0,
         }
     }
@@ -286,13 +283,13 @@ impl<O: SendFlowOwner> SendFlow<O> {
                     writer.outstanding += sent as u64;
                     self.wrote(writer, sent);
                     if !writer.frames.is_empty() {
-                        writer.was_full = true;
+                        writer.pace.set_full();
                         return moved;
                     }
                     self.is_full.store(false, Ordering::Relaxed);
                 }
                 Err(error) if would_block(&error) => {
-                    writer.was_full = true;
+                    writer.pace.set_full();
                     return moved;
                 }
                 Err(error) => break error,
@@ -432,15 +429,12 @@ impl<O: SendFlowOwner> SendFlow<O> {
             writer.outstanding = sys::unacknowledged(&self.socket);
             is_exact = true;
         }
-        // The rate of a flow that delivers everything at once is not needed.
-        let is_backlogged = writer.was_full || writer.outstanding > most / 2;
         if sample_due
-            && is_backlogged
+            && writer.pace.is_backlogged(writer.outstanding)
             && let Ok(info) = sys::path_info(&self.socket)
         {
             let sys::PathInfo { acked, busy, round_trip, .. } = info;
             writer.pace.sample(now, Progress { acked, busy, round_trip });
-            writer.was_full = false;
             most = writer.pace.max_outstanding();
             if !is_exact && writer.outstanding > most {
                 writer.outstanding = sys::unacknowledged(&self.socket);
