@@ -2,14 +2,19 @@
 
 use std::time::Duration;
 
-/// How long a number of flows is measured before a decision.
+/// How often the rate is measured.
 const PERIOD: Duration = Duration::from_millis(20);
+/// Number of consecutive periods that a number of flows is measured before a decision: a single one says little about paths that
+/// lose packets.
+const MEASURED_PERIODS: u32 = 3;
 /// A period that lasted longer than this had a pause in it and is ignored.
 const MAX_PERIOD: Duration = Duration::from_millis(60);
 /// Load of the writing threads above which the hosts may be the limit.
 const BUSY: f64 = 0.5;
 /// Consecutive failed trials of fewer flows after which the paths are taken for the limit.
 const MIN_FAILED_TRIALS: u32 = 2;
+/// One is enough, and the next comes later, when fewer flows carry less than this share.
+const FAR_LESS: f64 = 0.75;
 /// Fewer flows are kept when they carry at least this share of what more did, since they cost less.
 const ENOUGH: f64 = 0.9;
 /// More flows are kept when they carry at least this many times what fewer did.
@@ -37,14 +42,24 @@ pub struct FlowCount {
     /// Bytes carried and time worked up to the beginning of the period.
     carried: u64,
     worked: Duration,
+    measured: Measured,
     trial: Option<Trial>,
     backoff: Duration,
     /// No trial begins before this.
     not_before: Duration,
-    /// Share of the last period in which the writing threads worked.
+    /// Share of the last periods in which the writing threads worked.
     load: f64,
     /// Consecutive trials in which fewer flows carried less.
     failed_trials: u32,
+}
+
+/// What the flows in use have done since the last decision.
+#[derive(Debug, Default)]
+struct Measured {
+    periods: u32,
+    time: Duration,
+    bytes: u64,
+    worked: Duration,
 }
 
 #[derive(Debug)]
@@ -66,6 +81,7 @@ impl FlowCount {
             since: None,
             carried: 0,
             worked: Duration::ZERO,
+            measured: Measured::default(),
             trial: None,
             backoff: MIN_BACKOFF,
             not_before: Duration::ZERO,
@@ -90,34 +106,48 @@ impl FlowCount {
         let time = self.since.map(|since| now.saturating_sub(since));
         let Some(time) = time.filter(|time| *time <= MAX_PERIOD) else {
             self.begin(now, carried, worked);
+            self.measured = Measured::default();
             return self.trial.take().is_some_and(|trial| self.set(trial.in_use));
         };
         if time < PERIOD {
             return false;
         }
-        let rate = carried.saturating_sub(self.carried) as f64 / time.as_secs_f64();
-        self.load = worked.saturating_sub(self.worked).as_secs_f64() / time.as_secs_f64();
+        let (bytes, work) =
+            (carried.saturating_sub(self.carried), worked.saturating_sub(self.worked));
         self.begin(now, carried, worked);
-        if let Some(trial) = &mut self.trial {
-            if !std::mem::replace(&mut trial.settled, true) {
-                return false;
-            }
-            let (before, needed) =
-                (trial.in_use, if self.in_use < trial.in_use { ENOUGH } else { GAIN });
+        if let Some(trial) = &mut self.trial
+            && !std::mem::replace(&mut trial.settled, true)
+        {
+            return false;
+        }
+        let measured = &mut self.measured;
+        measured.periods += 1;
+        measured.time += time;
+        measured.bytes += bytes;
+        measured.worked += work;
+        if measured.periods < MEASURED_PERIODS {
+            return false;
+        }
+        let Measured { time, bytes, worked, .. } = std::mem::take(measured);
+        let rate = bytes as f64 / time.as_secs_f64();
+        self.load = worked.as_secs_f64() / time.as_secs_f64();
+        if let Some(trial) = self.trial.take() {
             let reduced = self.in_use < trial.in_use;
-            let helped = rate >= trial.rate * needed;
-            match (reduced, helped) {
-                (true, false) => self.failed_trials = self.failed_trials.saturating_add(1),
-                (true, true) => self.failed_trials = 0,
-                (false, _) => {}
+            let helped = rate >= trial.rate * if reduced { ENOUGH } else { GAIN };
+            let is_clear = reduced && rate < trial.rate * FAR_LESS;
+            if reduced {
+                let failed = if is_clear { MIN_FAILED_TRIALS } else { 1 };
+                self.failed_trials =
+                    if helped { 0 } else { self.failed_trials.saturating_add(failed) };
             }
-            self.trial = None;
-            self.backoff = if helped { MIN_BACKOFF } else { (self.backoff * 2).min(MAX_BACKOFF) };
-            if helped {
-                return false;
+            self.backoff = match helped {
+                true => MIN_BACKOFF,
+                false => (self.backoff * if is_clear { 4 } else { 2 }).min(MAX_BACKOFF),
+            };
+            if !helped {
+                self.not_before = now + self.backoff;
+                return self.set(trial.in_use);
             }
-            self.not_before = now + self.backoff;
-            return self.set(before);
         }
         let count =
             if self.load > BUSY { self.in_use / 2 } else { self.in_use * 2 }.clamp(1, self.max);
@@ -143,6 +173,15 @@ mod tests {
 
     /// Bytes per second and load of a connection by its number of flows.
     type Model = fn(usize) -> (u64, f64);
+
+    /// Paths that lose packets: in each step, each flow of a few carries from nothing to twice its mean.
+    fn lossy(flows: usize, random: &mut u64) -> u64 {
+        let mut next = || {
+            *random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(7);
+            (*random >> 33) % 200_000_000
+        };
+        (0..flows).map(|_| next()).sum()
+    }
 
     /// Each flow makes every byte more expensive.
     const HOSTS_ARE_THE_LIMIT: Model = |flows| (3_000_000_000 / (1 + flows as u64 / 4), 0.9);
@@ -184,7 +223,7 @@ mod tests {
     #[test]
     fn flow_count_is_one_where_hosts_are_the_limit() {
         let mut run = Run::new(8);
-        run.go(HOSTS_ARE_THE_LIMIT, Duration::from_millis(300));
+        run.go(HOSTS_ARE_THE_LIMIT, Duration::from_millis(400));
         let used = run.go(HOSTS_ARE_THE_LIMIT, Duration::from_secs(10));
         assert!(used[1] > 0.99, "{used:?}");
     }
@@ -198,6 +237,33 @@ mod tests {
             let used = run.go(model, Duration::from_secs(20));
             assert!(used[4] > 0.98, "{used:?}");
         }
+    }
+
+    #[test]
+    fn flow_count_is_full_where_paths_lose_packets() {
+        const STEP: Duration = Duration::from_millis(5);
+        let (mut full, mut steps) = (0, 0);
+        for seed in 1..=50 {
+            let mut random = seed * 7919;
+            let mut run = Run::new(4);
+            for _ in 0..1000 {
+                let rate = lossy(run.flow_count.in_use(), &mut random);
+                run.now += STEP;
+                run.carried += (rate as f64 * STEP.as_secs_f64()) as u64;
+                run.worked += STEP.mul_f64(0.6);
+                run.flow_count.tick(run.now, run.carried, run.worked);
+                full += u32::from(run.flow_count.in_use() == 4);
+                steps += 1;
+            }
+        }
+        assert!(f64::from(full) > 0.9 * f64::from(steps), "{full} of {steps}");
+    }
+
+    #[test]
+    fn flow_count_takes_one_clear_failure_for_the_answer() {
+        let mut run = Run::new(4);
+        run.go(BOTH, Duration::from_millis(200));
+        assert!(run.flow_count.is_limited_by_paths());
     }
 
     #[test]
