@@ -23,9 +23,13 @@ const MAX_OPENED: usize = 12;
 /// one path, in one short queue.
 const INITIAL_WINDOW: f64 = 14_600.0;
 const BURST: Duration = Duration::from_micros(2500);
-/// After this number of failed trials, a trial opens only as many flows as there are, since flows that start together
-/// disturb each other.
+/// After this number of failed trials, a trial opens only as many flows as there were at first, since flows that start
+/// together disturb each other.
 const THOROUGH_TRIALS: u32 = 2;
+/// A connection whose trials help keeps up to this many flows: with fewer, a slow path would have none.
+const MAX_KEPT: usize = 16;
+/// It has no more than this many times the flows that it began with.
+const MAX_GROWTH: usize = 4;
 /// Flows that each carry fewer bytes than this in a period are not limited by their paths.
 const MIN_BYTES: u64 = 128 << 10;
 
@@ -47,6 +51,8 @@ pub enum RepathAction {
     Nothing,
     /// Open this many more flows: they may find other paths.
     Open(usize),
+    /// The new flows carry more: keep this many more than before, or fewer, by [`Repath::keep`].
+    Keep(usize),
     /// Let these flows drain, then close them.
     Close(Vec<u32>),
 }
@@ -54,10 +60,11 @@ pub enum RepathAction {
 /// Finds by trial paths that no flow uses.
 ///
 /// The rate of a path shows only when it is used. A trial opens more flows, up to three times as many as the connection
-/// has, and measures whether all together deliver more. If they don't, they are closed again. If they do, the slowest
-/// ones are closed, one at a time, until there are as many as before. A flow that shares its path with others is slow, and
-/// closing it makes the others faster, so that the remaining flows spread over the available paths. A trial that does not
-/// help delays the next one.
+/// has, and measures whether all together deliver more. If they don't, they are closed again. If they do, the connection
+/// keeps up to 16 flows from now on. With so few as it had, it could not use every path: there may be more paths than flows, and
+/// the slowest flow may be the only one on its path. Beyond that, the slowest flows are closed, one at a time. A flow that
+/// shares its path with others is slow, and closing it makes the others faster, so that the remaining flows spread over the
+/// available paths. A trial that does not help delays the next one.
 ///
 /// The ranks of a ring all run at the speed of the slowest, so a trial of one rank is a loss for all. A rank whose paths
 /// are not the limit must not start a trial then, or trials would trigger trials for ever. Periods in which flows ran out
@@ -68,6 +75,9 @@ pub enum RepathAction {
 pub struct Repath {
     /// Number of flows that the connection should have.
     flows: usize,
+    /// What that was at first, and its maximum.
+    first_flows: usize,
+    max_flows: usize,
     /// What each flow had carried at the beginning of the period.
     before: Vec<FlowStats>,
     since: Option<Duration>,
@@ -117,6 +127,8 @@ impl Repath {
     pub fn new(flows: usize) -> Self {
         Self {
             flows,
+            first_flows: flows,
+            max_flows: (flows * MAX_GROWTH).min(MAX_KEPT).max(flows),
             before: Vec::new(),
             since: None,
             trial: None,
@@ -185,12 +197,19 @@ impl Repath {
         let newest = carried.iter().map(|flow| flow.flow).max().unwrap_or_default();
         self.trial = Some(Trial { rate: self.best, newest, stage: TrialStage::Started });
         let harmless = (self.best * BURST.as_secs_f64() / INITIAL_WINDOW) as usize;
-        let opened = if self.failed_trials < THOROUGH_TRIALS {
-            MAX_OPENED.min(3 * self.flows).min(harmless)
-        } else {
-            0
-        };
-        RepathAction::Open(self.flows.max(opened))
+        let is_thorough = self.failed_trials < THOROUGH_TRIALS && self.flows == self.first_flows;
+        let opened = if is_thorough { MAX_OPENED.min(3 * self.flows).min(harmless) } else { 0 };
+        RepathAction::Open(self.first_flows.max(opened))
+    }
+
+    /// Number of flows that the connection should have.
+    pub fn flows(&self) -> usize {
+        self.flows
+    }
+
+    /// The connection should have this many more flows from now on.
+    pub fn keep(&mut self, more: usize) {
+        self.flows += more;
     }
 
     /// Whether a trial is running.
@@ -223,6 +242,10 @@ impl Repath {
                 // There may have been too many flows before the trial.
                 if new.is_empty() { slowest(moved) } else { RepathAction::Close(new) }
             }
+            TrialStage::Started | TrialStage::Settled if self.flows < self.max_flows => {
+                trial.stage = TrialStage::Helpful;
+                RepathAction::Keep((moved.len() - self.flows).min(self.max_flows - self.flows))
+            }
             TrialStage::Started | TrialStage::Settled | TrialStage::Helpful => {
                 trial.stage = TrialStage::Helpful;
                 slowest(moved)
@@ -251,12 +274,15 @@ mod tests {
         flows: Vec<(FlowStats, usize)>,
         next: u32,
         random: u64,
+        /// Number of flows that there should be.
+        should_have: usize,
     }
 
     impl Network {
         fn new(links: &[f64], flows: usize, seed: u64) -> Self {
             let (links, flows_before) = (links.to_vec(), Vec::new());
-            let mut network = Self { links, flows: flows_before, next: 0, random: seed };
+            let mut network =
+                Self { links, flows: flows_before, next: 0, random: seed, should_have: flows };
             network.open(flows);
             network
         }
@@ -292,7 +318,7 @@ mod tests {
 
         /// Whether there are more flows than the connection should have.
         fn is_crowded(&self) -> bool {
-            self.flows.len() > 4
+            self.flows.len() > self.should_have
         }
 
         /// Executes the re-pathing's action. Returns the number of flows that were opened.
@@ -303,6 +329,10 @@ mod tests {
                 RepathAction::Open(count) => {
                     self.open(count);
                     return count;
+                }
+                RepathAction::Keep(more) => {
+                    repath.keep(more);
+                    self.should_have = repath.flows();
                 }
                 RepathAction::Close(numbers) => {
                     self.flows.retain(|flow| !numbers.contains(&flow.0.flow))
@@ -331,7 +361,7 @@ mod tests {
             network.pass(step, rate, 1.0);
             network.apply_tick(repath, now);
             crowded += usize::from(network.is_crowded());
-            assert!((4..=16).contains(&network.flows.len()));
+            assert!((4..=20).contains(&network.flows.len()));
         }
         let rate = rates.iter().rev().take(10).sum::<f64>() / 10.0;
         (rate, crowded as f64 / rates.len() as f64)
@@ -394,6 +424,49 @@ mod tests {
         assert!(after / 200.0 > 0.98, "{after}");
     }
 
+    /// With one flow less than paths, or with the slowest closed, each seed would lose at least one path.
+    #[test]
+    fn repath_uses_unequal_links_that_outnumber_the_flows() {
+        let links = [1000, 700, 400, 150, 50].map(|mbit| f64::from(mbit) * 125e3);
+        let sum: f64 = links.iter().sum();
+        let rates: Vec<_> = (1..=200)
+            .map(|seed| {
+                let mut network = Network::new(&links, 4, seed * 7919);
+                let mut repath = Repath::new(4);
+                let five = Duration::from_secs(5);
+                run(&mut network, &mut repath, Duration::ZERO, five).0 / sum
+            })
+            .collect();
+        let mean = rates.iter().sum::<f64>() / rates.len() as f64;
+        let low = rates.iter().filter(|rate| **rate < 0.9).count();
+        assert!(mean > 0.97 && low <= 10, "{mean}, {low} of {} below 0.9", rates.len());
+    }
+
+    #[test]
+    fn repath_keeps_no_more_flows_than_are_granted() {
+        let mut network = Network::new(&[125e6; 4], 4, 3);
+        network.flows.iter_mut().for_each(|flow| flow.1 = 0);
+        let mut repath = Repath::new(4);
+        let mut asked = Vec::new();
+        for step in 1..100 {
+            network.pass(TICK, network.rate(), 1.0);
+            let carried: Vec<_> = network.flows.iter().map(|flow| flow.0).collect();
+            match repath.tick(step * TICK, true, &carried) {
+                RepathAction::Keep(more) => {
+                    asked.push(more);
+                    repath.keep(if asked.len() == 1 { 2 } else { 0 });
+                }
+                RepathAction::Open(count) => network.open(count),
+                RepathAction::Close(numbers) => {
+                    network.flows.retain(|flow| !numbers.contains(&flow.0.flow));
+                }
+                RepathAction::Nothing => {}
+            }
+        }
+        assert_eq!(asked.first(), Some(&12));
+        assert_eq!((repath.flows(), network.flows.len()), (6, 6));
+    }
+
     #[test]
     fn repath_backs_off_after_failed_trials() {
         let mut network = Network::new(&[125e6], 4, 1);
@@ -427,7 +500,7 @@ mod tests {
             let links = network.flows.iter_mut().enumerate();
             links.for_each(|(link, flow)| flow.1 = if rank == 0 { 0 } else { link });
         }
-        ring.run(Duration::from_secs(1));
+        ring.run(Duration::from_millis(500));
         assert!(
             ring.ranks[1..].iter().all(|(network, _)| network.next == 4),
             "other ranks start trials, too"

@@ -2,6 +2,7 @@
 
 pub(crate) mod caller_polling;
 pub(crate) mod descriptors;
+pub(crate) mod extra_flows;
 pub(crate) mod flow_count;
 pub(crate) mod notify;
 pub(crate) mod reactor;

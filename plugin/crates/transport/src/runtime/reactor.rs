@@ -18,6 +18,7 @@ use crate::error::Error;
 use crate::handshake::listening_socket::ListeningSockets;
 use crate::memory::staging::StagingPool;
 use crate::runtime::caller_polling::{CallerPolling, SeenTurn, Turn};
+use crate::runtime::extra_flows::ExtraFlows;
 use crate::runtime::flow_count::FlowCountControllers;
 use crate::runtime::waiters;
 use crate::sync::lock;
@@ -92,6 +93,7 @@ pub(crate) struct Workers {
     lingering: Arc<AtomicUsize>,
     caller_polling: Arc<CallerPolling>,
     pub(crate) flow_counts: FlowCountControllers,
+    pub(crate) extra_flows: Arc<ExtraFlows>,
     pub(crate) staging: Arc<StagingPool>,
     pub(crate) retransmit_pool: Arc<RetransmitPool>,
     pub(crate) listening_sockets: ListeningSockets,
@@ -139,6 +141,7 @@ impl Runtime {
             lingering,
             caller_polling,
             flow_counts: FlowCountControllers::default(),
+            extra_flows: Arc::default(),
             staging: Arc::default(),
             retransmit_pool: Arc::default(),
             listening_sockets: ListeningSockets::default(),

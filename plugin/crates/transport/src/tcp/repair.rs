@@ -55,7 +55,7 @@ impl TcpSender {
         let (live, all) = self.count_flows();
         let mut repair = lock(&self.repair);
         let was_idle = std::mem::replace(&mut repair.was_idle, !busy);
-        let whole = live == all && live == usize::from(self.base.context.settings.flows);
+        let whole = live == all && live == self.wanted_flows(&repair);
         was_idle && !busy && whole && repair.dials.is_empty()
     }
 
@@ -82,7 +82,8 @@ impl TcpSender {
                 return;
             }
         }
-        let mut missing = usize::from(settings.flows).saturating_sub(live + repair.dials.len());
+        let wanted = self.wanted_flows(&repair);
+        let mut missing = wanted.saturating_sub(live + repair.dials.len());
         // Retransmissions that no flow can take need a new flow, and everything waits for them.
         if std::mem::replace(&mut repair.had_retransmits, repeats) && repeats {
             let urgent = URGENT_DIALS.min(MAX_FLOW_SLOTS.saturating_sub(all));
@@ -91,6 +92,11 @@ impl TcpSender {
         if missing > 0 && repair.not_before.is_none_or(|time| now >= time) {
             self.dial(&mut repair, missing, now);
         }
+    }
+
+    /// Number of flows that the connection should have.
+    fn wanted_flows(&self, repair: &RepairState) -> usize {
+        usize::from(self.base.context.settings.flows) + repair.extra_flows.flows()
     }
 
     /// Number of flows that take chunks, and of all flows with those that drain.
@@ -179,7 +185,7 @@ impl TcpSender {
         let mut repair = lock(&self.repair);
         // The new flows of a trial are compared without those on dead paths.
         let some_have_come =
-            repair.repath.is_trial_running() && live.len() > usize::from(settings.flows);
+            repair.repath.is_trial_running() && live.len() > self.wanted_flows(&repair);
         if !repair.dials.is_empty() && !some_have_come {
             return;
         }
@@ -188,6 +194,10 @@ impl TcpSender {
             RepathAction::Open(count) => {
                 let count = count.min(MAX_FLOW_SLOTS.saturating_sub(flows.len()));
                 self.dial(&mut repair, count, now);
+            }
+            RepathAction::Keep(more) => {
+                let granted = repair.extra_flows.take(more);
+                repair.repath.keep(granted);
             }
             RepathAction::Close(numbers) => {
                 let old =
@@ -216,17 +226,16 @@ fn is_stalled(info: &PathInfo) -> bool {
 impl DialHandler for TcpSender {
     fn on_welcome(self: Arc<Self>, flow: u32, socket: Socket) {
         let (live, _) = self.count_flows();
-        let missing = usize::from(self.base.context.settings.flows).saturating_sub(live);
-        let in_place_of_another = missing > 0;
-        let (outage, surplus) = {
+        let (in_place_of_another, outage, surplus) = {
             let mut repair = lock(&self.repair);
+            let missing = self.wanted_flows(&repair).saturating_sub(live);
             repair.dials.retain(|dial| dial.flow() != flow);
             (repair.failures, repair.not_before) = (0, None);
             let needed = match repair.repath.is_trial_running() {
                 true => repair.dials.len(),
                 false => missing.saturating_sub(1).min(repair.dials.len()),
             };
-            (repair.no_flow_since.take(), repair.dials.split_off(needed))
+            (missing > 0, repair.no_flow_since.take(), repair.dials.split_off(needed))
         };
         for dial in surplus {
             dial.take_socket();

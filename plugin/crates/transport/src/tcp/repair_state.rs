@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use evenkeel_protocol::Repath;
 
 use crate::handshake::dial::Dial;
+use crate::runtime::extra_flows::ExtraFlowsLease;
 
 /// Delay after a first failed dial. Doubled for each further one, up to the limit.
 const FIRST_DELAY: Duration = Duration::from_millis(20);
@@ -28,11 +29,13 @@ pub(crate) struct RepairState {
     /// Whether there was nothing to send at the last tick.
     pub(super) was_idle: bool,
     pub(super) repath: Repath,
+    /// Flows that it has beyond those that are set.
+    pub(super) extra_flows: ExtraFlowsLease,
 }
 
 impl RepairState {
     /// For a connection that starts with this number of flows.
-    pub(crate) fn new(flows: u32) -> Self {
+    pub(crate) fn new(flows: u32, extra_flows: ExtraFlowsLease) -> Self {
         Self {
             dials: Vec::new(),
             next_number: flows,
@@ -43,6 +46,7 @@ impl RepairState {
             had_retransmits: false,
             was_idle: false,
             repath: Repath::new(flows as usize),
+            extra_flows,
         }
     }
 

@@ -129,6 +129,7 @@ impl TcpSender {
         let retransmit_buffer =
             RetransmitBuffer::new(context.settings.retransmit_buffer_bytes, pool);
         let schedule = context.settings.schedule;
+        let extra_flows = destination.workers.extra_flows.lease();
         let flow_count = destination.workers.flow_counts.of(destination.peer.ip(), sockets.len());
         let sender = Arc::new(Self {
             base: Base::new(context, Direction::Send, TransportKind::Tcp, destination.peer),
@@ -150,7 +151,7 @@ impl TcpSender {
                 closed: false,
                 lingering: None,
             }),
-            repair: Mutex::new(RepairState::new(sockets.len() as u32)),
+            repair: Mutex::new(RepairState::new(sockets.len() as u32, extra_flows)),
             destination,
             epoch: Instant::now(),
             seen_turn: SeenTurn::default(),
