@@ -16,7 +16,7 @@ test: ## All tests: unit, plugin, rdma, rccl, python, operator, chart, e2e
 	@echo "compiling the test runner (a minute or two the first time)"
 	@$(GO) run ./hack/ci/check
 
-.PHONY: test-unit test-plugin test-rdma test-rccl test-python test-operator test-chart test-e2e test-aarch64 test-kueue test-torch
+.PHONY: test-unit test-plugin test-rdma test-rccl test-python test-operator test-chart test-e2e test-aarch64 test-kueue test-kinds test-torch
 test-unit: ## Pure code, Rust and Go
 test-plugin: ## The plugin through its C ABI, and the benchmark over it
 test-rdma: ## Verbs on soft-RoCE in a virtual machine (installs QEMU and the RDMA tools)
@@ -28,11 +28,12 @@ test-e2e: ## Everything on a real cluster (root)
 test-aarch64: ## Reductions and protocol on an emulated aarch64; not part of `test`, as Rust's library for it comes from rustup
 test-torch: ## The backend of torch.distributed; not part of `test`, as PyTorch needs 5 GB
 test-kueue: ## Pre-flight under the real Kueue, on a real cluster (root); not part of `test`, as Kueue takes minutes to build
-test-unit test-plugin test-rdma test-rccl test-python test-operator test-chart test-e2e test-aarch64 test-kueue test-torch: test-%:
+test-kinds: ## Every kind of job under its real controller (root); not part of `test`, as the controllers take minutes to build
+test-unit test-plugin test-rdma test-rccl test-python test-operator test-chart test-e2e test-aarch64 test-kueue test-kinds test-torch: test-%:
 	$(GO) run ./hack/ci/check $*
 
 .PHONY: test-release
-test-release: test test-kueue test-aarch64 test-torch ## What runs before a release: all tests, and the stages that are not part of `test`
+test-release: test test-kueue test-kinds test-aarch64 test-torch ## What runs before a release: all tests, and the stages that are not part of `test`
 
 .PHONY: bench
 bench: ## Measure the plugin against plain sockets into docs/results/ (root; BENCH="--quick" for less)

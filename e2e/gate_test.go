@@ -16,16 +16,15 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// A job is gated before it has a pod, as many nodes are checked as it needs, and it starts on those that passed. The next job uses
-// their results.
-func TestGateHoldsJobUntilItsNodesPass(t *testing.T) {
-	ctx := testContext(t)
+// gatePolicy creates a policy that gates jobs, of which no node is proven. It is deleted after the test.
+func gatePolicy(ctx context.Context, t *testing.T, name string) *evenkeel.NetworkCheckPolicy {
+	t.Helper()
 	// The policy must run its own check, and not use the results of other tests.
 	if err := cluster.Client.DeleteAllOf(ctx, &evenkeel.NodeNetworkHealth{}); err != nil {
 		t.Fatal(err)
 	}
 	size, iterations := int64(4<<20), int32(5)
-	policy := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "gate"}, Spec: evenkeel.NetworkCheckPolicySpec{
+	policy := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: evenkeel.NetworkCheckPolicySpec{
 		Triggers: evenkeel.TriggerSpec{NewNodes: evenkeel.SwitchDisabled, JobStart: evenkeel.SwitchEnabled},
 		Check: evenkeel.CheckOptions{
 			Runner: evenkeel.RunnerSpec{Type: evenkeel.RunnerBench},
@@ -40,6 +39,14 @@ func TestGateHoldsJobUntilItsNodesPass(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	return policy
+}
+
+// A job is gated before it has a pod, as many nodes are checked as it needs, and it starts on those that passed. The next job uses
+// their results.
+func TestGateHoldsJobUntilItsNodesPass(t *testing.T) {
+	ctx := testContext(t)
+	policy := gatePolicy(ctx, t, "gate")
 	ns := newNamespace(t)
 	job := trainingJob{profile: "default", script: "true"}.object(ns)
 	wouldBeSuspended := func(job *unstructured.Unstructured, want bool) func(context.Context) (bool, error) {

@@ -46,6 +46,8 @@ type Config struct {
 	MPIOperator bool
 	// Kueue installs Kueue too.
 	Kueue bool
+	// Kinds installs the controllers of JobSet, LeaderWorkerSet, TrainJob and Ray too, and lets Kueue manage pods.
+	Kinds bool
 	// Progress receives one line per step.
 	Progress io.Writer
 }
@@ -88,6 +90,9 @@ func Start(ctx context.Context, config Config) (*Cluster, error) {
 	}
 	if config.Kueue {
 		steps = append(steps, step{"Kueue", e.kueue})
+	}
+	if config.Kinds {
+		steps = append(steps, step{"Controllers of further kinds of jobs", e.kinds})
 	}
 	for _, step := range steps {
 		started := time.Now()

@@ -3,23 +3,28 @@ package env
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
 // A thirdParty is another project's controller, installed from its own manifests with the program that the toolbox built.
 type thirdParty struct {
-	// name is the tool's name, overlay a folder of its manifests, deployment the Deployment in it.
-	name, overlay, deployment string
+	// name is the tool's name, deployment the Deployment in its manifests.
+	name, deployment string
+	// overlays are folders of its manifests.
+	overlays []string
 	// crd is in every cluster that has the controller; kind and release are for error messages.
 	crd, kind, release string
 	// files are the build context of its image: a Dockerfile, which copies the program from the context "built", and others.
 	files map[string]string
-	// namespace is that of the Deployment.
+	// namespace is that of the Deployment. create makes it, and moves the controller there: the manifests lack it.
 	namespace string
-	// patches are further patches of kustomize.
+	create    bool
+	// patches are further patches of kustomize, and then further fields of its file.
 	patches string
 }
 
@@ -45,9 +50,19 @@ func (e *Cluster) install(ctx context.Context, o thirdParty) error {
 	}
 	defer os.RemoveAll(work)
 	image := "localhost/" + o.name + ":dev"
-	base, err := filepath.Rel(work, filepath.Join(dir, "manifests", filepath.FromSlash(o.overlay)))
-	if err != nil {
-		return fmt.Errorf("work folder: %w", err)
+	var resources []string
+	for _, overlay := range o.overlays {
+		base, err := filepath.Rel(work, filepath.Join(dir, "manifests", filepath.FromSlash(overlay)))
+		if err != nil {
+			return fmt.Errorf("work folder: %w", err)
+		}
+		resources = append(resources, base)
+	}
+	if o.create {
+		resources = append(resources, "namespace.yaml")
+		o.patches += "namespace: " + o.namespace + "\n"
+		o.files = maps.Clone(o.files)
+		o.files["namespace.yaml"] = "{apiVersion: v1, kind: Namespace, metadata: {name: " + o.namespace + "}}\n"
 	}
 	write := func(name, text string) error { return os.WriteFile(filepath.Join(work, name), []byte(text), 0o644) }
 	for name, text := range o.files {
@@ -64,12 +79,12 @@ func (e *Cluster) install(ctx context.Context, o thirdParty) error {
 	}
 	kustomization := fmt.Sprintf(`apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
-resources: [%q]
+resources: [%s]
 patches:
   - target: {kind: Deployment, name: %s}
     patch: |
       - {op: replace, path: /spec/template/spec/containers/0/image, value: %q}
-%s`, base, o.deployment, pinned, o.patches)
+%s`, strings.Join(resources, ", "), o.deployment, pinned, o.patches)
 	if err := write("kustomization.yaml", kustomization); err != nil {
 		return fmt.Errorf("kustomization: %w", err)
 	}
@@ -92,7 +107,7 @@ const initContainers = `- name: init-pytorch
 // mpi-operator provides.
 func (e *Cluster) trainingOperator(ctx context.Context) error {
 	return e.install(ctx, thirdParty{
-		name: "training-operator", overlay: "overlays/standalone", namespace: "kubeflow", deployment: "training-operator",
+		name: "training-operator", overlays: []string{"overlays/standalone"}, namespace: "kubeflow", deployment: "training-operator",
 		crd: "pytorchjobs.kubeflow.org", kind: "PyTorchJob", release: "Kubeflow's training-operator v1.9",
 		files: map[string]string{
 			"Dockerfile":         "FROM scratch\nCOPY --from=built training-operator /manager\nCOPY initContainer.yaml /etc/config/initContainer.yaml\n",
@@ -110,7 +125,7 @@ func (e *Cluster) trainingOperator(ctx context.Context) error {
 // mpiOperator installs the real mpi-operator, for checks as MPIJobs.
 func (e *Cluster) mpiOperator(ctx context.Context) error {
 	return e.install(ctx, thirdParty{
-		name: "mpi-operator", overlay: "overlays/standalone", namespace: "mpi-operator", deployment: "mpi-operator",
+		name: "mpi-operator", overlays: []string{"overlays/standalone"}, namespace: "mpi-operator", deployment: "mpi-operator",
 		crd: "mpijobs.kubeflow.org", kind: "MPIJob", release: "Kubeflow's mpi-operator v0.8",
 		files: map[string]string{"Dockerfile": "FROM scratch\nCOPY --from=built mpi-operator /opt/mpi-operator\nENTRYPOINT [\"/opt/mpi-operator\"]\n"},
 		// Its default limit, 5 calls a second, suits only a few jobs at a time.
@@ -120,20 +135,24 @@ func (e *Cluster) mpiOperator(ctx context.Context) error {
 	})
 }
 
-// kueueConfig makes Kueue manage Jobs and PyTorchJobs with a queue name, and nothing else.
+// kueueConfig makes Kueue manage Jobs and PyTorchJobs with a queue name, and nothing else but the frameworks that are inserted.
 const kueueConfig = `apiVersion: config.kueue.x-k8s.io/v1beta2
 kind: Configuration
 health: {healthProbeBindAddress: ":8081"}
 metrics: {bindAddress: ":8443"}
 webhook: {port: 9443}
 leaderElection: {leaderElect: false}
-integrations: {frameworks: [batch/job, kubeflow.org/pytorchjob]}
+integrations: {frameworks: [batch/job, kubeflow.org/pytorchjob%s]}
 `
 
 // kueue installs the real Kueue, without its visibility API.
 func (e *Cluster) kueue(ctx context.Context) error {
+	more := ""
+	if e.config.Kinds {
+		more = ", pod"
+	}
 	return e.install(ctx, thirdParty{
-		name: "kueue", overlay: "default", namespace: "kueue-system", deployment: "kueue-controller-manager",
+		name: "kueue", overlays: []string{"default"}, namespace: "kueue-system", deployment: "kueue-controller-manager",
 		crd: "clusterqueues.kueue.x-k8s.io", kind: "ClusterQueue", release: "Kueue v0.19",
 		files: map[string]string{"Dockerfile": "FROM scratch\nCOPY --from=built kueue /manager\nUSER 65532:65532\n"},
 		patches: fmt.Sprintf(`      - {op: replace, path: /spec/template/spec/containers/0/readinessProbe/initialDelaySeconds, value: 1}
@@ -145,6 +164,51 @@ func (e *Cluster) kueue(ctx context.Context) error {
       {apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1beta1.visibility.kueue.x-k8s.io}, $patch: delete}
   - patch: |
       {apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1beta2.visibility.kueue.x-k8s.io}, $patch: delete}
-`, kueueConfig),
+`, fmt.Sprintf(kueueConfig, more)),
 	})
+}
+
+// readyFast makes the first container of a Deployment be asked early whether it is ready.
+const readyFast = `      - {op: replace, path: /spec/template/spec/containers/0/readinessProbe/initialDelaySeconds, value: 1}
+      - {op: replace, path: /spec/template/spec/containers/0/readinessProbe/periodSeconds, value: 1}
+`
+
+// kinds installs the real controllers of the other kinds of jobs: JobSet, LeaderWorkerSet, Kubeflow's Trainer and KubeRay.
+func (e *Cluster) kinds(ctx context.Context) error {
+	manager := func(program string) map[string]string {
+		return map[string]string{"Dockerfile": "FROM scratch\nCOPY --from=built " + program + " /manager\nUSER 65532:65532\nENTRYPOINT [\"/manager\"]\n"}
+	}
+	for _, controller := range []thirdParty{
+		{
+			name: "jobset", overlays: []string{"default"}, namespace: "jobset-system", deployment: "jobset-controller-manager",
+			crd: "jobsets.jobset.x-k8s.io", kind: "JobSet", release: "JobSet v0.11", files: manager("jobset"), patches: readyFast,
+		},
+		{
+			name: "lws", overlays: []string{"default"}, namespace: "lws-system", deployment: "lws-controller-manager",
+			crd: "leaderworkersets.leaderworkerset.x-k8s.io", kind: "LeaderWorkerSet", release: "LWS v0.9", files: manager("lws"),
+			patches: readyFast + `      - {op: replace, path: /spec/replicas, value: 1}
+      - {op: replace, path: /spec/template/spec/containers/0/resources/requests/cpu, value: 100m}
+`,
+		},
+		{
+			// Its own overlay downloads JobSet.
+			name: "trainer", overlays: []string{"base/crds", "base/manager", "base/rbac", "base/webhook"},
+			namespace: "kubeflow-system", create: true, deployment: "kubeflow-trainer-controller-manager",
+			crd: "trainjobs.trainer.kubeflow.org", kind: "TrainJob", release: "Kubeflow's Trainer v2.2", files: manager("trainer"),
+			patches: readyFast + "secretGenerator: [{name: kubeflow-trainer-webhook-cert, options: {disableNameSuffixHash: true}}]\n",
+		},
+		{
+			name: "kuberay", overlays: []string{"default"}, namespace: "ray-system", create: true, deployment: "kuberay-operator",
+			crd: "rayclusters.ray.io", kind: "RayCluster", release: "KubeRay v1.5", files: manager("kuberay"),
+			// The tests' containers are stand-ins, which Ray's probes would not find ready.
+			patches: readyFast + `      - {op: replace, path: /spec/template/spec/containers/0/resources/limits/cpu, value: "1"}
+      - {op: add, path: /spec/template/spec/containers/0/env, value: [{name: ENABLE_PROBES_INJECTION, value: "false"}, {name: ENABLE_INIT_CONTAINER_INJECTION, value: "false"}]}
+`,
+		},
+	} {
+		if err := e.install(ctx, controller); err != nil {
+			return fmt.Errorf("%s: %w", controller.kind, err)
+		}
+	}
+	return nil
 }

@@ -110,8 +110,8 @@ var stages = []stage{
 	}},
 }
 
-// extra stages run only when they are named. Kueue takes longer to build than all other controllers together, Rust's library for
-// another processor comes from rustup, and PyTorch needs 5 GB.
+// extra stages run only when they are named. Kueue and the controllers of further kinds of jobs take many minutes to build, Rust's
+// library for another processor comes from rustup, and PyTorch needs 5 GB.
 var extra = []stage{
 	{"torch", "the backend of torch.distributed, with PyTorch", func(ctx context.Context, root string) (counts, error) {
 		wheel, err := artifacts.Wheel(ctx, root, os.Stderr)
@@ -126,6 +126,9 @@ var extra = []stage{
 		return pythonTest(ctx, filepath.Join(pluginDir(root), "bindings", "python", "tests_torch"), python, "PYTHONPATH="+dir)
 	}},
 	{"aarch64", "reductions and protocol on an emulated aarch64", aarch64},
+	{"kinds", "every kind of job under its real controller, on a real cluster", func(ctx context.Context, root string) (counts, error) {
+		return goTest(ctx, root, nil, "-tags", "e2e,kinds", "-run", "^TestKinds", "-parallel", "16", "-timeout", "45m", "./e2e")
+	}},
 	{"kueue", "a job in a queue of the real Kueue, on a real cluster", func(ctx context.Context, root string) (counts, error) {
 		return goTest(ctx, root, nil, "-tags", "e2e,kueue", "-run", "^TestKueue", "-timeout", "45m", "./e2e")
 	}},

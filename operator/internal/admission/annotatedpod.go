@@ -26,7 +26,8 @@ const maxRemembered = 4096
 
 // AnnotatedPods is the webhook for pods whose own annotation asks for a profile: those of owners of kinds that Evenkeel does not
 // list, which the annotation on a pod template reaches. All pods of an owner get the profile as it was when the first was created:
-// the others copy it from a pod that lives. Both readers serve NetworkProfiles and Namespaces, live serves pods too.
+// the others copy it from a pod that lives. Both readers serve NetworkProfiles and Namespaces, cached serves NetworkCheckPolicies
+// and live pods too.
 func AnnotatedPods(scheme *runtime.Scheme, cached, live client.Reader, reports func() string) *admission.Webhook {
 	return admission.WithDefaulter[*corev1.Pod](scheme, &annotatedPodInjector{cached: cached, live: live, reports: reports, known: map[types.UID]inject.Resolved{}})
 }
@@ -69,6 +70,16 @@ func (a *annotatedPodInjector) Default(ctx context.Context, pod *corev1.Pod) err
 	maps.Copy(pod.Annotations, resolved.Annotations())
 	if owner != "" {
 		pod.Labels[evenkeel.OwnerKey] = string(owner)
+	}
+	// Its owner is of any kind, and may have no field that suspends it, so that each of its pods waits.
+	delete(pod.Labels, evenkeel.GatedKey)
+	gated, err := gateWanted(ctx, a.cached, name, pod.Annotations[evenkeel.GateKey], gateCase{queued: workload.Queued(pod)})
+	if err != nil {
+		metrics.Pod(metrics.Refused)
+		return err
+	}
+	if gated && pod.Spec.NodeName == "" {
+		pod.Labels[evenkeel.GatedKey] = evenkeel.GatedValue
 	}
 	return podInjector{a.reports}.Default(ctx, pod)
 }

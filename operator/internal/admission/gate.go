@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
@@ -22,25 +23,11 @@ func (w workloadPinner) gateJob(ctx context.Context, job *unstructured.Unstructu
 	if err := dropCopiedGate(job); err != nil {
 		return err
 	}
-	var policies evenkeel.NetworkCheckPolicyList
-	if err := w.cached.List(ctx, &policies); err != nil {
-		return fmt.Errorf("list NetworkCheckPolicies: %w", err)
-	}
-	mandatory := gate.Mandatory(policies.Items, profile)
-	switch mode := job.GetAnnotations()[evenkeel.GateKey]; mode {
-	case "", evenkeel.GateEnabled:
-	case evenkeel.GateDisabled:
-		if mandatory != nil && !workload.Queued(job) {
-			return refusal{fmt.Errorf("annotation %s: %s is not allowed: NetworkCheckPolicy %s gates every job of the profile (spec.gate.optOut: %s)",
-				evenkeel.GateKey, mode, mandatory.Name, evenkeel.GateOptOutForbidden)}
-		}
-		return nil
-	default:
-		return refusal{fmt.Errorf("annotation %s is %q: %s or %s", evenkeel.GateKey, mode, evenkeel.GateEnabled, evenkeel.GateDisabled)}
-	}
 	suspended, can := workload.Suspended(job)
-	if workload.Queued(job) || suspended && mandatory == nil || !gate.Required(policies.Items, profile) {
-		return nil
+	asked := job.GetAnnotations()[evenkeel.GateKey]
+	wanted, err := gateWanted(ctx, w.cached, profile, asked, gateCase{queued: workload.Queued(job), suspended: suspended})
+	if err != nil || !wanted {
+		return err
 	}
 	if can {
 		value := evenkeel.GatedValue
@@ -59,6 +46,35 @@ func (w workloadPinner) gateJob(ctx context.Context, job *unstructured.Unstructu
 		}
 	}
 	return nil
+}
+
+// A gateCase is what matters of a job or pod for whether it is gated.
+type gateCase struct {
+	// queued: Kueue decides when it starts.
+	queued bool
+	// suspended: its user starts it.
+	suspended bool
+}
+
+// gateWanted reports whether a job or pod of the profile has to wait until its nodes are proven. Asked is its annotation.
+func gateWanted(ctx context.Context, reader client.Reader, profile, asked string, is gateCase) (bool, error) {
+	var policies evenkeel.NetworkCheckPolicyList
+	if err := reader.List(ctx, &policies); err != nil {
+		return false, fmt.Errorf("list NetworkCheckPolicies: %w", err)
+	}
+	mandatory := gate.Mandatory(policies.Items, profile)
+	switch asked {
+	case "", evenkeel.GateEnabled:
+	case evenkeel.GateDisabled:
+		if mandatory != nil && !is.queued {
+			return false, refusal{fmt.Errorf("annotation %s: %s is not allowed: NetworkCheckPolicy %s gates every job of the profile (spec.gate.optOut: %s)",
+				evenkeel.GateKey, asked, mandatory.Name, evenkeel.GateOptOutForbidden)}
+		}
+		return false, nil
+	default:
+		return false, refusal{fmt.Errorf("annotation %s is %q: %s or %s", evenkeel.GateKey, asked, evenkeel.GateEnabled, evenkeel.GateDisabled)}
+	}
+	return !is.queued && (!is.suspended || mandatory != nil) && gate.Required(policies.Items, profile), nil
 }
 
 // dropCopiedGate removes what is left of the gate of another job, if the job was copied from one: it has a gate of its own.

@@ -366,7 +366,7 @@ func Owner(job *unstructured.Unstructured) *metav1.OwnerReference { return metav
 const queueKey = "kueue.x-k8s.io/queue-name"
 
 // Queue returns the name of the job's Kueue queue; empty if it is in none.
-func Queue(job *unstructured.Unstructured) string { return job.GetLabels()[queueKey] }
+func Queue(job metav1.Object) string { return job.GetLabels()[queueKey] }
 
 // Queued reports whether Kueue decides when the job starts.
-func Queued(job *unstructured.Unstructured) bool { return Queue(job) != "" }
+func Queued(job metav1.Object) bool { return Queue(job) != "" }
