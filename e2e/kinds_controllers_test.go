@@ -30,7 +30,7 @@ spec:
         - name: node
           template:
             metadata: {labels: {trainer.kubeflow.org/trainjob-ancestor-step: trainer}}
-            spec: {template: {spec: POD}}
+            spec: {template: {spec: TRAINER}}
 ---
 apiVersion: trainer.kubeflow.org/v1alpha1
 kind: TrainJob

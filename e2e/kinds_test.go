@@ -21,8 +21,8 @@ import (
 
 // A jobKind is one way to run pods, under its real controller.
 type jobKind struct {
-	// manifest has the objects, without their namespace. POD stands for the spec of a pod that ends by itself, and SERVER for that
-	// of one that does not end.
+	// manifest has the objects, without their namespace. POD stands for the spec of a pod that ends by itself, SERVER for that of
+	// one that does not end, and TRAINER for the first with the container's name that Trainer wants.
 	manifest string
 	// pods is the number of pods that have to get the plugin.
 	pods int
@@ -87,11 +87,11 @@ const pluginHere = `test -f "$NCCL_NET_PLUGIN" && test "$NCCL_NET_PLUGIN_REF_COU
 // objects are the kind's objects in the namespace.
 func (k jobKind) objects(t *testing.T, namespace string) []*unstructured.Unstructured {
 	t.Helper()
-	spec := func(script, policy string) string {
+	spec := func(container, script, policy string) string {
 		return fmt.Sprintf(`{restartPolicy: %s, terminationGracePeriodSeconds: 1,
   securityContext: {runAsNonRoot: true, runAsUser: 65532, seccompProfile: {type: RuntimeDefault}},
-  containers: [{name: pytorch, image: %q, command: [sh, -c, %q], resources: {requests: {cpu: 10m}},
-    securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}}]}`, policy, cluster.Images.Bench, script)
+  containers: [{name: %s, image: %q, command: [sh, -c, %q], resources: {requests: {cpu: 10m}},
+    securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}}]}`, policy, container, cluster.Images.Bench, script)
 	}
 	const forever = pluginHere + " && exec sleep 3600"
 	serverPolicy := "Always"
@@ -100,7 +100,7 @@ func (k jobKind) objects(t *testing.T, namespace string) []*unstructured.Unstruc
 			serverPolicy = "Never" // what these kinds accept
 		}
 	}
-	text := strings.NewReplacer("POD", spec(pluginHere, "Never"), "SERVER", spec(forever, serverPolicy)).Replace(k.manifest)
+	text := strings.NewReplacer("POD", spec("pytorch", pluginHere, "Never"), "SERVER", spec("pytorch", forever, serverPolicy), "TRAINER", spec("node", pluginHere, "Never")).Replace(k.manifest)
 	var all []*unstructured.Unstructured
 	for document := range strings.SplitSeq(text, "\n---") {
 		object := &unstructured.Unstructured{}
@@ -214,6 +214,15 @@ func (k jobKind) isHeld(t *testing.T, ns string) {
 	})
 }
 
+// said is what the pod's one container has written.
+func said(ctx context.Context, pod *corev1.Pod) string {
+	raw, err := cluster.Clientset.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &corev1.PodLogOptions{}).DoRaw(ctx)
+	if err != nil {
+		return err.Error()
+	}
+	return string(raw)
+}
+
 // isReleased waits until the job's pods have found the plugin.
 func (k jobKind) isReleased(t *testing.T, ns string) {
 	ctx := testContext(t)
@@ -227,8 +236,8 @@ func (k jobKind) isReleased(t *testing.T, ns string) {
 		for _, p := range pods {
 			switch {
 			case p.Status.Phase == corev1.PodFailed:
-				return false, fmt.Errorf("%s failed: %s", p.Name, logs(ctx, ns, p.Name))
-			case p.Spec.NodeName != "" && strings.Contains(logs(ctx, ns, p.Name), "the plugin is here"):
+				return false, fmt.Errorf("%s failed: %s", p.Name, said(ctx, &p))
+			case p.Spec.NodeName != "" && strings.Contains(said(ctx, &p), "the plugin is here"):
 				found++
 			}
 		}
