@@ -91,7 +91,7 @@ patches:
 	if _, err := e.Kubectl(ctx, "apply", "--server-side", "--force-conflicts", "-k", work); err != nil {
 		return err
 	}
-	_, err = e.Kubectl(ctx, "-n", o.namespace, "rollout", "status", "deployment/"+o.deployment, "--timeout=120s")
+	_, err = e.Kubectl(ctx, "-n", o.namespace, "rollout", "status", "deployment/"+o.deployment, "--timeout=240s")
 	return err
 }
 
