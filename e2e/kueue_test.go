@@ -280,28 +280,36 @@ func TestKueueRetriesAndPolicyDeletion(t *testing.T) {
 	if _, err := cluster.KubectlInput(ctx, fmt.Sprintf(hostJob, "stubborn", ns, "n2", cluster.Images.Bench), "apply", "-f", "-"); err != nil {
 		t.Fatal(err)
 	}
-	var retried struct {
+	var status struct {
 		AdmissionChecks []struct {
-			State      string `json:"state"`
-			RetryCount int    `json:"retryCount"`
+			RetryCount int `json:"retryCount"`
 		} `json:"admissionChecks"`
 		RequeueState struct {
 			RequeueAt *metav1.Time `json:"requeueAt"`
 		} `json:"requeueState"`
 	}
-	eventually(ctx, t, "Kueue has counted an attempt, and waits", func(ctx context.Context) (bool, error) {
+	attempts := func(ctx context.Context) (counted int, err error) {
 		out, err := cluster.Kubectl(ctx, "-n", ns, "get", "workloads", "-o", "jsonpath={.items[*].status}")
+		status.AdmissionChecks, status.RequeueState.RequeueAt = nil, nil
 		if err != nil || out == "" {
-			return false, err
+			return 0, err
 		}
-		if err := json.Unmarshal([]byte(out), &retried); err != nil {
-			return false, err
+		if err := json.Unmarshal([]byte(out), &status); err != nil || len(status.AdmissionChecks) != 1 {
+			return 0, err
 		}
-		return len(retried.AdmissionChecks) == 1 && retried.AdmissionChecks[0].RetryCount == 1 && retried.RequeueState.RequeueAt != nil, nil
+		return status.AdmissionChecks[0].RetryCount, nil
+	}
+	eventually(ctx, t, "Kueue waits until the next attempt", func(ctx context.Context) (bool, error) {
+		_, err := attempts(ctx)
+		return status.RequeueState.RequeueAt != nil, err
 	})
-	if wait := time.Until(retried.RequeueState.RequeueAt.Time); wait > time.Minute {
+	if wait := time.Until(status.RequeueState.RequeueAt.Time); wait > time.Minute {
 		t.Errorf("the next attempt is in %s", wait)
 	}
+	eventually(ctx, t, "Kueue has counted the attempt", func(ctx context.Context) (bool, error) { // by version, before or after the wait
+		counted, err := attempts(ctx)
+		return counted == 1, err
+	})
 	if err := cluster.Client.Delete(ctx, policy); err != nil {
 		t.Fatal(err)
 	}
@@ -316,7 +324,7 @@ func TestKueueRetriesAndPolicyDeletion(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, job := range []string{"free", "stubborn"} {
-		if _, err := cluster.Kubectl(ctx, "-n", ns, "wait", "job/"+job, "--for=condition=Complete", "--timeout=120s"); err != nil {
+		if _, err := cluster.Kubectl(ctx, "-n", ns, "wait", "job/"+job, "--for=condition=Complete", "--timeout=180s"); err != nil {
 			t.Errorf("the job %s: %v", job, err)
 		}
 	}

@@ -286,7 +286,9 @@ func TestKueueWorkloadReturnsQuotaAfterTimeout(t *testing.T) {
 	if err := admin.Patch(t.Context(), &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: p.Name}}, client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"freshnessSeconds": 7200}}`))); err != nil {
 		t.Fatal(err)
 	}
-	isAnswered(t, w, "quota", "Retry", "quota-0, quota-1")
+	if answer := isAnswered(t, w, "quota", "Retry", "quota-0, quota-1"); answer["requeueAfterSeconds"] != nil {
+		t.Errorf("Kueue keeps the quota of a workload that waits %v s", answer["requeueAfterSeconds"])
+	}
 }
 
 // TestKueueGuardLimitsController has answers for AdmissionChecks of another controller, and parts of the status that are Kueue's.

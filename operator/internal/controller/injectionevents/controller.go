@@ -39,8 +39,13 @@ const (
 	ReasonRDMAUnused   = "EvenkeelRDMAUnused"
 )
 
-// maxPodAge is the age up to which pods are counted and avoided nodes are reported.
-const maxPodAge = 5 * time.Minute
+const (
+	// maxPodAge is the age up to which pods are counted and avoided nodes are reported.
+	maxPodAge = 5 * time.Minute
+	// maxEventAge is the age up to which pods get Events, which the API server keeps for an hour. A controller that starts would make
+	// those of all older pods again.
+	maxEventAge = time.Hour
+)
 
 // Reconciler writes Events about labelled pods.
 type Reconciler struct {
@@ -151,11 +156,16 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	if err := c.client.Get(ctx, request.NamespacedName, pod); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if err := events.Write(ctx, c.client, PodEvents(pod, c.clock.Now())...); err != nil {
+	// A controller that starts sees all existing pods as new.
+	now := c.clock.Now()
+	age := now.Sub(pod.CreationTimestamp.Time)
+	if age > maxEventAge {
+		return reconcile.Result{}, nil
+	}
+	if err := events.Write(ctx, c.client, PodEvents(pod, now)...); err != nil {
 		return reconcile.Result{}, err
 	}
-	// A controller that starts sees all existing pods as new.
-	if c.clock.Now().Sub(pod.CreationTimestamp.Time) > maxPodAge {
+	if age > maxPodAge {
 		return reconcile.Result{}, nil
 	}
 	if pod.Annotations[evenkeel.InjectedKey] == "" {

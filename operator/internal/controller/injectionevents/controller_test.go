@@ -1,6 +1,8 @@
 package injectionevents
 
 import (
+	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -24,7 +26,7 @@ func pod(name string, annotations map[string]string) *metav1.PartialObjectMetada
 	return &metav1.PartialObjectMetadata{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "team", Name: name, UID: types.UID("uid of " + name),
+			Namespace: "team", Name: name, UID: types.UID("uid of " + name), CreationTimestamp: metav1.Now(),
 			Labels: map[string]string{evenkeel.ProfileKey: "default"}, Annotations: annotations,
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "kubeflow.org/v1", Kind: "PyTorchJob", Name: "train", UID: "job", Controller: &controller}},
 		},
@@ -156,5 +158,48 @@ func TestSlimPodsKeepWhatIsRead(t *testing.T) {
 	}
 	if got.Annotations[evenkeel.PluginStatusKey] != "NotReported" || got.Annotations["a"] != "" || got.Labels["a"] != "" {
 		t.Errorf("labels %v, annotations %v", got.Labels, got.Annotations)
+	}
+}
+
+// A controller that starts sees all existing pods as new. Events of old ones were deleted, and are not made again.
+func TestInjectionEventsOfOldPodsAreNotRepeated(t *testing.T) {
+	now := time.Now()
+	for age, want := range map[time.Duration]int{time.Minute: 2, 2 * maxPodAge: 2, 2 * time.Hour: 0} {
+		p := pod("old", nil)
+		p.CreationTimestamp = metav1.NewTime(now.Add(-age))
+		c := fake.NewClientBuilder().WithObjects(p).Build()
+		r := &Reconciler{client: c, live: c, clock: clocktesting.NewFakePassiveClock(now), reported: map[types.UID]string{}}
+		if _, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Namespace: "team", Name: "old"}}); err != nil {
+			t.Fatal(err)
+		}
+		var events corev1.EventList
+		if err := c.List(t.Context(), &events); err != nil || len(events.Items) != want {
+			t.Errorf("a pod of %s has %d Events, %v; want %d", age, len(events.Items), err, want)
+		}
+	}
+}
+
+// A hundred thousand pods are kept in memory: those of a job share what they have in common.
+func TestInjectionEventsShareLabelsOfPods(t *testing.T) {
+	slim := slimmer()
+	kept := func(name string, annotations map[string]string) *metav1.PartialObjectMetadata {
+		object, err := slim(pod(name, annotations))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return object.(*metav1.PartialObjectMetadata)
+	}
+	same := func(a, b map[string]string) bool { return reflect.ValueOf(a).Pointer() == reflect.ValueOf(b).Pointer() }
+	a, b := kept("a", map[string]string{evenkeel.InjectedKey: "abc"}), kept("b", map[string]string{evenkeel.InjectedKey: "abc", "else": "1"})
+	if !same(a.Labels, b.Labels) || !same(a.Annotations, b.Annotations) || b.Annotations[evenkeel.InjectedKey] != "abc" || len(b.Annotations) != 1 {
+		t.Errorf("%v and %v are kept twice", a.ObjectMeta, b.ObjectMeta)
+	}
+	if c := kept("c", map[string]string{evenkeel.InjectedKey: "", evenkeel.SkippedKey: "abc"}); same(a.Annotations, c.Annotations) || c.Annotations[evenkeel.SkippedKey] != "abc" {
+		t.Errorf("%v is kept as %v", c.Annotations, a.Annotations)
+	}
+	for i := range 2 * maxShared {
+		if v := strconv.Itoa(i); kept("d", map[string]string{evenkeel.InjectedKey: v}).Annotations[evenkeel.InjectedKey] != v {
+			t.Fatalf("%s is kept as something else", v)
+		}
 	}
 }

@@ -6,8 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -33,8 +36,15 @@ const (
 	EventHealthy   = "EvenkeelNetworkHealthy"
 )
 
-// replacedNodeRetry is the time after which the NodeNetworkHealth of a deleted node of the same name should be gone.
-const replacedNodeRetry = 5 * time.Second
+const (
+	// replacedNodeRetry is the time after which the NodeNetworkHealth of a deleted node of the same name should be gone.
+	replacedNodeRetry = 5 * time.Second
+	// concurrentRequests is the number of nodes whose result is written at a time.
+	concurrentRequests = 16
+	// maxNodeEvents bounds the Events on nodes after one check. What changes thousands of nodes is no fault of each: the check's own
+	// Event sums it up, and each node has its condition and NodeNetworkHealth.
+	maxNodeEvents = 100
+)
 
 // ResultRecorder adds the results of checks to NodeNetworkHealths, one check at a time.
 type ResultRecorder struct {
@@ -74,44 +84,65 @@ func (r *ResultRecorder) Reconcile(ctx context.Context, request reconcile.Reques
 	case err != nil:
 		return reconcile.Result{}, client.IgnoreNotFound(err) // somebody deleted it: there are no results
 	}
-	var all []error
-	again := reconcile.Result{}
+	nodes := preflight.Decide(networkcheck.OptionsOf(check), found.Record).Nodes
+	problems := make([]error, len(nodes))
+	said := make([]*corev1.Event, len(nodes))
+	var late atomic.Bool
 	benchmark := networkcheck.BenchmarkOf(check, found.Record)
-	for _, n := range preflight.Decide(networkcheck.OptionsOf(check), found.Record).Nodes {
-		late, err := r.recordNode(ctx, check, &n, benchmark)
-		all = append(all, err)
-		if late {
-			again.RequeueAfter = replacedNodeRetry
-		}
+	var requests errgroup.Group
+	requests.SetLimit(concurrentRequests)
+	for i := range nodes {
+		requests.Go(func() error {
+			waits, event, err := r.recordNode(ctx, check, &nodes[i], benchmark)
+			if waits {
+				late.Store(true)
+			}
+			said[i], problems[i] = event, err
+			return nil
+		})
 	}
-	if err := errors.Join(all...); err != nil {
+	_ = requests.Wait() // each has its problem
+	// A failure is only logged: the status has the same information.
+	if err := events.Write(ctx, r.client, boundEvents(said)...); err != nil {
+		log.FromContext(ctx).Info("cannot write an Event", "reason", err.Error())
+	}
+	if err := errors.Join(problems...); err != nil {
 		return reconcile.Result{}, err
 	}
-	return again, nil
+	if late.Load() {
+		return reconcile.Result{RequeueAfter: replacedNodeRetry}, nil
+	}
+	return reconcile.Result{}, nil
 }
 
-// recordNode adds one result. It reports whether it has to wait until the NodeNetworkHealth of an earlier node of the same name
-// is deleted.
-func (r *ResultRecorder) recordNode(ctx context.Context, check *evenkeel.NetworkCheck, n *preflight.NodeResult, benchmark string) (late bool, err error) {
+// boundEvents returns the first of the Events that are not nil.
+func boundEvents(all []*corev1.Event) []*corev1.Event {
+	all = slices.DeleteFunc(all, func(e *corev1.Event) bool { return e == nil })
+	return all[:min(len(all), maxNodeEvents)]
+}
+
+// recordNode adds one result, and returns the Event about it, if any. It reports whether it has to wait until the NodeNetworkHealth
+// of an earlier node of the same name is deleted.
+func (r *ResultRecorder) recordNode(ctx context.Context, check *evenkeel.NetworkCheck, n *preflight.NodeResult, benchmark string) (late bool, event *corev1.Event, err error) {
 	node := &corev1.Node{}
 	if err := r.client.Get(ctx, client.ObjectKey{Name: n.Name}, node); err != nil {
-		return false, client.IgnoreNotFound(err)
+		return false, nil, client.IgnoreNotFound(err)
 	}
 	state := &evenkeel.NodeNetworkHealth{}
 	err = r.client.Get(ctx, client.ObjectKey{Name: n.Name}, state)
 	switch {
 	case err == nil && (len(state.OwnerReferences) == 0 || state.OwnerReferences[0].UID != node.UID):
-		return true, nil
+		return true, nil, nil
 	case client.IgnoreNotFound(err) != nil:
-		return false, fmt.Errorf("read NodeNetworkHealth %s: %w", n.Name, err)
+		return false, nil, fmt.Errorf("read NodeNetworkHealth %s: %w", n.Name, err)
 	case health.HasResult(&state.Status, string(check.UID), check.Status.CompletionTime.Time):
-		return false, nil
+		return false, nil, nil
 	case apierrors.IsNotFound(err):
 		state = &evenkeel.NodeNetworkHealth{ObjectMeta: metav1.ObjectMeta{
 			Name: n.Name, OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}},
 		}}
 		if err := r.client.Create(ctx, state); err != nil {
-			return false, fmt.Errorf("create NodeNetworkHealth %s: %w", n.Name, err)
+			return false, nil, fmt.Errorf("create NodeNetworkHealth %s: %w", n.Name, err)
 		}
 	}
 	state = state.DeepCopy()
@@ -121,15 +152,9 @@ func (r *ResultRecorder) recordNode(ctx context.Context, check *evenkeel.Network
 		Verdict: n.Verdict, Reason: n.Reason, BusBandwidth: networkcheck.Quantity(n.BusBW), Benchmark: benchmark,
 	}, n.Message)
 	if err := r.client.Status().Update(ctx, state); err != nil {
-		return false, fmt.Errorf("write NodeNetworkHealth %s: %w", n.Name, err)
+		return false, nil, fmt.Errorf("write NodeNetworkHealth %s: %w", n.Name, err)
 	}
-	if e := healthEvent(node, before, &state.Status, check.Name); e != nil {
-		// A failure is only logged: the status has the same information.
-		if err := events.Write(ctx, r.client, e); err != nil {
-			log.FromContext(ctx).Info("cannot write an Event", "reason", err.Error())
-		}
-	}
-	return false, nil
+	return false, healthEvent(node, before, &state.Status, check.Name), nil
 }
 
 // healthEvent returns the Event about a node whose health changed; nil if it did not. A first passed check gives none.

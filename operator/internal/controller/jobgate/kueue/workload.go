@@ -32,11 +32,11 @@ const (
 // requiredKinds have to be served before anything can be decided.
 var requiredKinds = []string{kindCheck, kindFlavor, kindWorkload}
 
-// How long a workload waits after it returned its quota for the first time. After a reassignment: until failed nodes are labeled
-// and others are chosen. After a timeout: until another attempt is worthwhile. Each attempt doubles the delay, up to a maximum.
+// How long a workload waits for other nodes after the first of its nodes that failed: until they are labeled. Each attempt doubles
+// the delay, up to a maximum. After a timeout there is none: Kueue (0.19) keeps the quota until a delay is over, and the workload
+// should give it back.
 const (
 	reassignDelay = time.Minute
-	timeoutDelay  = 5 * time.Minute
 	maxRetryDelay = 30 * time.Minute
 )
 
@@ -307,16 +307,17 @@ func stateFor(d gate.Decision, retried int) (state string, after time.Duration) 
 	case !d.Waits():
 		return stateReady, 0
 	case d.Action == gate.Reassign:
-		return stateRetry, retryDelay(reassignDelay, retried)
+		return stateRetry, retryDelay(retried)
 	case d.Overdue:
-		return stateRetry, retryDelay(timeoutDelay, retried)
+		return stateRetry, 0
 	}
 	return statePending, 0
 }
 
-func retryDelay(first time.Duration, retried int) time.Duration {
-	for ; retried > 0 && first < maxRetryDelay; retried-- {
-		first *= 2
+func retryDelay(retried int) time.Duration {
+	delay := reassignDelay
+	for ; retried > 0 && delay < maxRetryDelay; retried-- {
+		delay *= 2
 	}
-	return min(first, maxRetryDelay)
+	return min(delay, maxRetryDelay)
 }

@@ -155,9 +155,8 @@ func TestKueueStateForDecision(t *testing.T) {
 		{gate.OpenUnproven, false, 7, stateReady, 0},
 		{gate.Check, false, 7, statePending, 0},
 		{gate.Wait, false, 0, statePending, 0},
-		{gate.Check, true, 0, stateRetry, 5 * time.Minute},
-		{gate.Check, true, 2, stateRetry, 20 * time.Minute},
-		{gate.Check, true, 3, stateRetry, 30 * time.Minute},
+		{gate.Check, true, 0, stateRetry, 0}, // Kueue would keep the quota meanwhile
+		{gate.Wait, true, 3, stateRetry, 0},
 		{gate.Reassign, false, 0, stateRetry, time.Minute},
 		{gate.Reassign, false, 4, stateRetry, 16 * time.Minute},
 		{gate.Reassign, false, 1 << 40, stateRetry, 30 * time.Minute},
