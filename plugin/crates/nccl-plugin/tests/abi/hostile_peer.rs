@@ -67,7 +67,7 @@ fn misbehave(rng: &mut TestRng, wild: u64, posted: usize, flow: &mut TcpStream) 
         Frame::Chunk(ChunkHeader { message, offset, length, total, ack_wanted: message % 2 == 0 })
     };
     let frame = match rng.below(12) {
-        0 if is_wild => Frame::Close,
+        0 if is_wild => Frame::Close(rng.below(10)),
         1 if is_wild => Frame::Ack(rng.below(10)),
         2 if is_wild => chunk(rng.next_u64(), 0, total),
         3 if rng.one_in(4) => Frame::FlowDead(rng.below(4) as u32),
@@ -185,7 +185,7 @@ impl Flow {
         let frame = match rng.below(10) {
             0 => Frame::FlowDead(rng.below(12) as u32),
             1 if rng.one_in(4) => Frame::Ack(rng.next_u64()),
-            2 if rng.one_in(20) => Frame::Close,
+            2 if rng.one_in(20) => Frame::Close(rng.below(10)),
             3 if rng.one_in(20) => {
                 let chunk =
                     ChunkHeader { message: 0, offset: 0, length: 0, total: 0, ack_wanted: true };

@@ -7,7 +7,7 @@ use crate::codec::{array, mapped, u16_at};
 use crate::limits::{MAX_ADDRESSES, MAX_FLOWS, MAX_QUEUE_PAIRS};
 
 /// Version of everything in this crate. Peers of different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 6;
+pub const PROTOCOL_VERSION: u16 = 7;
 /// Encoded length of a [`Handle`], in bytes. NCCL carries 128.
 pub const HANDLE_BYTES: usize = 32 + 16 * MAX_ADDRESSES;
 /// Encoded length of a [`Hello`], in bytes.

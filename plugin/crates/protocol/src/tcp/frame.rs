@@ -42,8 +42,9 @@ pub enum Frame {
     FlowDead(u32),
     /// To the sender: every message below this number is complete.
     Ack(u64),
-    /// The connection is closed on purpose: other flows must not be opened.
-    Close,
+    /// The connection is closed on purpose. From a sender: it delivers the messages below this number, on other flows if
+    /// it loses this one, and no others. From a receiver: it has those below this number, and takes no others.
+    Close(u64),
     /// To the receiver, before a flow's first chunk: the tag of the messages, if it is not 0.
     Tag(i32),
     /// To the sender: from the buffer of this number on, tags differ. The sender answers with the number up to which it
@@ -114,7 +115,7 @@ impl Frame {
             }
             Self::FlowDead(flow) => (KIND_FLOW_DEAD, 0, 0, [flow.into(), 0, 0]),
             Self::Ack(below) => (KIND_ACK, 0, 0, [below, 0, 0]),
-            Self::Close => (KIND_CLOSE, 0, 0, [0; 3]),
+            Self::Close(below) => (KIND_CLOSE, 0, 0, [below, 0, 0]),
             Self::Tag(tag) => (KIND_TAG, 0, 0, [tag.cast_unsigned().into(), 0, 0]),
             Self::TagsDifferFrom(from) => (KIND_TAGS_DIFFER_FROM, 0, 0, [from, 0, 0]),
             Self::SameTagBelow(below) => (KIND_SAME_TAG_BELOW, 0, 0, [below, 0, 0]),
@@ -159,7 +160,7 @@ impl Frame {
             // The upper half must be zero, which is checked below.
             (KIND_FLOW_DEAD, 0) => Self::FlowDead(fields[0] as u32),
             (KIND_ACK, 0) => Self::Ack(fields[0]),
-            (KIND_CLOSE, 0) => Self::Close,
+            (KIND_CLOSE, 0) => Self::Close(fields[0]),
             (KIND_TAG, 0) => Self::Tag((fields[0] as u32).cast_signed()),
             (KIND_TAGS_DIFFER_FROM, 0) => Self::TagsDifferFrom(fields[0]),
             (KIND_SAME_TAG_BELOW, 0) => Self::SameTagBelow(fields[0]),
@@ -251,8 +252,9 @@ mod tests {
         expected[24] = 133;
         assert_eq!(Frame::Chunk(CHUNK).encode(), expected);
         assert_eq!(Frame::decode(&expected), Ok(Frame::Chunk(CHUNK)));
-        for frame in
-            [Frame::FlowDead(u32::MAX), Frame::Ack(u64::MAX), Frame::Close].iter().chain(&TAGS)
+        for frame in [Frame::FlowDead(u32::MAX), Frame::Ack(u64::MAX), Frame::Close(u64::MAX)]
+            .iter()
+            .chain(&TAGS)
         {
             assert_eq!(Frame::decode(&frame.encode()), Ok(*frame));
         }
@@ -262,7 +264,8 @@ mod tests {
     fn checksum_detects_any_changed_bit_of_a_frame() {
         assert_eq!(checksum(0, b"123456789"), 0xe306_9283, "the check value of CRC-32C");
         assert_eq!(checksum(checksum(0, b"1234"), b"56789"), 0xe306_9283);
-        let others = [Frame::Chunk(CHUNK), Frame::FlowDead(3), Frame::Ack(u64::MAX), Frame::Close];
+        let others =
+            [Frame::Chunk(CHUNK), Frame::FlowDead(3), Frame::Ack(u64::MAX), Frame::Close(u64::MAX)];
         for frame in others.into_iter().chain(TAGS) {
             let sum = if matches!(frame, Frame::Chunk(_)) { 0x1234_5678 } else { 0 };
             let sealed = frame.seal(sum);
@@ -273,7 +276,7 @@ mod tests {
                 assert_eq!(Frame::open(&changed), Err(FrameError::Checksum));
             }
         }
-        assert!(matches!(Frame::open(&Frame::Close.seal(1)), Err(FrameError::Unused { .. })));
+        assert!(matches!(Frame::open(&Frame::Close(2).seal(1)), Err(FrameError::Unused { .. })));
     }
 
     #[test]

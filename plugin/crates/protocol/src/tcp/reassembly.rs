@@ -251,6 +251,11 @@ impl<T: Clone> Reassembly<T> {
         self.acked < self.first
     }
 
+    /// Whether all messages below this number are complete.
+    pub fn has_all_below(&self, message: u64) -> bool {
+        self.first >= message
+    }
+
     /// An acknowledgement to send: all messages below this number are complete.
     pub fn ack(&mut self) -> u64 {
         (self.acked, self.unacked_bytes, self.ack_wanted) = (self.first, 0, false);

@@ -13,7 +13,7 @@ use crate::context::Context;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind};
 use crate::handshake::listening_socket::ListeningSocket;
-use crate::handshake::unauthenticated::send_welcome;
+use crate::handshake::unauthenticated::{answer, send_welcome};
 use crate::rdma;
 use crate::runtime::notify::Notify;
 use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
@@ -103,19 +103,19 @@ impl Drop for AcceptorGuard {
 }
 
 impl Acceptor {
-    /// Answers a peer's hello and, unless it is refused, adds its flow. A complete connection becomes ready.
+    /// Answers a peer's hello and, unless it is refused, adds its flow. A complete connection becomes ready. The error says
+    /// why the flow is not admitted.
     pub(super) fn admit(
         self: &Arc<Self>,
         hello: &Hello,
         socket: Socket,
         peer: SocketAddr,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), String> {
         if hello.rdma {
             return self.agree_queue_pairs(hello, socket, peer);
         }
         if self.context.settings.transport_mode == TransportMode::Rdma {
-            send_welcome(&socket, hello.connection, Err(Refusal::RdmaOnly));
-            return Err(Refusal::RdmaOnly);
+            return answer(&socket, hello.connection, Err(Refusal::RdmaOnly));
         }
         let mut state = lock(&self.state);
         if state.complete.is_known(&hello.connection) {
@@ -124,13 +124,9 @@ impl Acceptor {
             drop(state);
             return join(receiver.as_ref(), hello, socket);
         }
-        let place = state.place_for(hello, peer);
-        send_welcome(
-            &socket,
-            hello.connection,
-            place.as_ref().map(|_| ()).map_err(|refusal| *refusal),
-        );
-        *place? = Some(socket);
+        // A flow that has ended is not a part of the connection: its dialer knows, and dials it again.
+        answer(&socket, hello.connection, state.verdict(hello))?;
+        state.add(hello, socket, peer);
         let Some(sockets) = state.take_if_complete(&hello.connection) else {
             self.clock.request_tick();
             return Ok(());
@@ -173,7 +169,7 @@ impl Acceptor {
         hello: &Hello,
         socket: Socket,
         peer: SocketAddr,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), String> {
         if hello.flow > 0 {
             return self.failover(hello, socket);
         }
@@ -191,8 +187,8 @@ impl Acceptor {
             Some(_) if state.agreeing.contains_key(&id) => Err(Refusal::Inconsistent),
             Some(adapter) => Ok(adapter),
         };
-        send_welcome(&socket, id, outcome.map(|_| ()));
-        let adapter = outcome?;
+        answer(&socket, id, outcome.map(|_| ()))?;
+        let Ok(adapter) = outcome else { return Ok(()) };
         let listener = Arc::downgrade(self);
         let opened = Box::new(move |opened: Result<(), Error>| {
             if let Some(listener) = listener.upgrade() {
@@ -225,7 +221,7 @@ impl Acceptor {
     }
 
     /// Accepts a candidate for the control connection of an RDMA connection. The peer may choose it for failover.
-    fn failover(&self, hello: &Hello, socket: Socket) -> Result<(), Refusal> {
+    fn failover(&self, hello: &Hello, socket: Socket) -> Result<(), String> {
         let mut state = lock(&self.state);
         let receiver = state.agreed.live(&hello.connection);
         let receiver = receiver.filter(|receiver| receiver.is_open());
@@ -238,8 +234,7 @@ impl Acceptor {
             Some(_) if state.candidates.len() >= MAX_UNACCEPTED => Err(Refusal::Busy),
             Some(_) => Ok(()),
         };
-        send_welcome(&socket, hello.connection, outcome);
-        outcome?;
+        answer(&socket, hello.connection, outcome)?;
         if let Some(receiver) = receiver {
             let deadline = Instant::now() + self.context.settings.handshake_timeout;
             let control = (hello.flow, socket);
@@ -313,29 +308,33 @@ impl Acceptor {
 }
 
 impl AcceptorState {
-    /// The slot for the socket of a peer's flow.
-    fn place_for(
-        &mut self,
-        hello: &Hello,
-        peer: SocketAddr,
-    ) -> Result<&mut Option<Socket>, Refusal> {
-        let known = self.partial.contains_key(&hello.connection);
-        if self.closed {
-            return Err(Refusal::Gone);
-        }
-        if !known && self.partial.len() + self.ready.len() >= MAX_UNACCEPTED {
-            return Err(Refusal::Busy);
-        }
+    /// Whether a flow of an incomplete connection is accepted.
+    fn verdict(&self, hello: &Hello) -> Result<(), Refusal> {
+        let Partial { flows, .. } = match self.partial.get(&hello.connection) {
+            _ if self.closed => return Err(Refusal::Gone),
+            Some(partial) => partial,
+            // A flow that replaces another one: the connection was complete, and is not known any more.
+            None if hello.flow >= hello.flows.into() => return Err(Refusal::Gone),
+            None if self.partial.len() + self.ready.len() >= MAX_UNACCEPTED => {
+                return Err(Refusal::Busy);
+            }
+            None => return Ok(()),
+        };
+        let is_one_of_them =
+            flows.len() == usize::from(hello.flows) && hello.flow < u32::from(hello.flows);
+        if is_one_of_them { Ok(()) } else { Err(Refusal::Inconsistent) }
+    }
+
+    /// Adds a flow that is accepted.
+    fn add(&mut self, hello: &Hello, socket: Socket, peer: SocketAddr) {
         let partial = self.partial.entry(hello.connection).or_insert_with(|| Partial {
             flows: (0..hello.flows).map(|_| None).collect(),
             peer,
             since: Instant::now(),
         });
-        let same_count = partial.flows.len() == usize::from(hello.flows);
-        match partial.flows.get_mut(hello.flow as usize) {
+        if let Some(place) = partial.flows.get_mut(hello.flow as usize) {
             // A peer that dials a flow again has lost the one before.
-            Some(place) if same_count => Ok(place),
-            _ => Err(Refusal::Inconsistent),
+            *place = Some(socket);
         }
     }
 
@@ -349,18 +348,18 @@ impl AcceptorState {
 }
 
 /// Adds a flow to a connection that is complete, and answers its hello.
-fn join(receiver: Option<&Arc<TcpReceiver>>, hello: &Hello, socket: Socket) -> Result<(), Refusal> {
+fn join(receiver: Option<&Arc<TcpReceiver>>, hello: &Hello, socket: Socket) -> Result<(), String> {
     let Some(receiver) = receiver else {
-        send_welcome(&socket, hello.connection, Err(Refusal::Gone));
-        return Err(Refusal::Gone);
+        return answer(&socket, hello.connection, Err(Refusal::Gone));
     };
     if hello.flow < u32::from(hello.flows) {
         // The dialer has not got the welcome of this flow, and dials it again. Nothing was sent on the one before.
         receiver.on_flow_dead(hello.flow);
     }
-    receiver.join(hello.flow, socket, |socket, verdict| {
-        send_welcome(socket, hello.connection, verdict);
-    })
+    let joined = receiver.join(hello.flow, socket, |socket, verdict| {
+        send_welcome(socket, hello.connection, verdict)
+    });
+    joined.map_err(|refusal| format!("refused: {refusal}"))
 }
 
 /// Registers a listener with a worker, for timeouts.

@@ -460,3 +460,6 @@ impl Source for RetryClock {
         self.0.fail(why.to_owned(), Retry::Unknown);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -58,14 +58,14 @@ pub(crate) struct Dial {
     queue_pairs: Option<u16>,
     deadline: Instant,
     registration: Registration,
-    state: Mutex<DialState>,
+    pub(super) state: Mutex<DialState>,
 }
 
-struct DialState {
+pub(super) struct DialState {
     /// `None` once the flow is accepted or cancelled.
-    socket: Option<Socket>,
+    pub(super) socket: Option<Socket>,
     /// Sent once TCP is connected.
-    hello: Option<[u8; HELLO_BYTES]>,
+    pub(super) hello: Option<[u8; HELLO_BYTES]>,
     /// Whether the listener's challenge is answered; true without a job key.
     proved: bool,
     /// Bytes received of the expected answer: a challenge or a welcome.

@@ -18,7 +18,7 @@ use crate::sys;
 /// Listens for peers that have its handle. Dropping it closes it, with all connections that are not accepted. Accepted
 /// connections continue, and their peers can still replace flows.
 pub struct Listener {
-    acceptor: Arc<Acceptor>,
+    pub(super) acceptor: Arc<Acceptor>,
     guard: AcceptorGuard,
     handle: Handle,
     address: SocketAddr,

@@ -142,14 +142,29 @@ fn receive(socket: &Socket, into: &mut [u8], before: usize) -> Result<Option<usi
     }
 }
 
-/// Sends the answer to a hello. A new socket has room for it. If the peer is gone, its connection reports that.
+/// Sends the answer to a hello. A new socket has room for it.
+///
+/// # Errors
+/// What has ended the socket meanwhile. The kernel reports that once: who reads then sees the end of the stream, as if the
+/// peer had closed it.
 pub(super) fn send_welcome(
     socket: &Socket,
     connection: ConnectionId,
     verdict: Result<(), Refusal>,
-) {
+) -> io::Result<()> {
     let welcome = Welcome { connection, verdict };
-    let _ = socket.send_with_flags(&welcome.encode(), libc::MSG_NOSIGNAL);
+    socket.send_with_flags(&welcome.encode(), libc::MSG_NOSIGNAL).map(|_| ())
+}
+
+/// As [`send_welcome`]. The error says why the connection is not admitted.
+pub(super) fn answer(
+    socket: &Socket,
+    connection: ConnectionId,
+    verdict: Result<(), Refusal>,
+) -> Result<(), String> {
+    let answered = send_welcome(socket, connection, verdict);
+    verdict.map_err(|refusal| format!("refused: {refusal}"))?;
+    answered.map_err(|error| format!("it ended before it was admitted: {error}"))
 }
 
 impl Unauthenticated {
@@ -218,19 +233,16 @@ impl Unauthenticated {
             Ok(Some(hello)) => {
                 let Some(socket) = self.take_socket() else { return Ok(()) };
                 listening.forget(self, false);
-                let admitted = match listening.acceptor(hello.nonce) {
+                match listening.acceptor(hello.nonce) {
                     Some(acceptor) => acceptor.admit(&hello, socket, self.peer),
                     // Closed meanwhile.
-                    None => {
-                        send_welcome(&socket, hello.connection, Err(Refusal::WrongListener));
-                        Err(Refusal::WrongListener)
-                    }
-                };
-                admitted.map_err(|refusal| format!("refused: {refusal}"))
+                    None => answer(&socket, hello.connection, Err(Refusal::WrongListener)),
+                }
             }
             Err(Rejection { why, refusal }) => {
                 if let (Some(refusal), Some(socket)) = (refusal, self.take_socket()) {
-                    send_welcome(&socket, ConnectionId([0; 16]), Err(refusal));
+                    // If the peer is gone, nobody misses the answer.
+                    let _ = send_welcome(&socket, ConnectionId([0; 16]), Err(refusal));
                 }
                 Err(why)
             }

@@ -23,6 +23,7 @@ use crate::memory::buffers::RecvBuffer;
 use crate::runtime::caller_polling::SeenTurn;
 use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
 use crate::runtime::work_lock::WorkLock;
+use crate::settings::Settings;
 use crate::sync::lock;
 use crate::sys;
 use crate::tcp::MAX_FLOW_SLOTS;
@@ -108,11 +109,12 @@ impl TcpReceiver {
                 flows: Vec::new(),
                 stuck_since: None,
                 replacement_timeout: CLOSED_TIMEOUT,
+                is_sender_open: false,
                 highest: 0,
                 last_suspect: 0,
                 is_starved: false,
                 cause: String::new(),
-                peer_closed: false,
+                closes_at: None,
                 closed: false,
             }),
             clock: workers.registration(),
@@ -148,17 +150,18 @@ impl TcpReceiver {
         self: &Arc<Self>,
         number: u32,
         socket: Socket,
-        answer: impl FnOnce(&Socket, Result<(), Refusal>),
+        answer: impl FnOnce(&Socket, Result<(), Refusal>) -> io::Result<()>,
     ) -> Result<(), Refusal> {
         let flow = match self.insert_flow(number, socket, false) {
             Ok(flow) => flow,
             Err((refusal, socket)) => {
-                answer(&socket, Err(refusal));
+                // If the dialer is gone, nobody misses the answer.
+                let _ = answer(&socket, Err(refusal));
                 return Err(refusal);
             }
         };
-        answer(&flow.socket, Ok(()));
-        flow.reply(|replies| replies.is_answered = true);
+        let answered = answer(&flow.socket, Ok(()));
+        flow.reply(|replies| (replies.is_answered, replies.error) = (true, answered.err()));
         self.resend_tags(Some(&flow));
         self.watch_flow(&flow).map_err(|error| {
             self.flow_ended(&flow, FlowEnd::Lost(error.to_string()));
@@ -223,6 +226,8 @@ impl TcpReceiver {
         if slot == queue.flows.len() {
             queue.flows.push(None);
         }
+        // A flow that is dialed again keeps its number.
+        queue.is_sender_open |= !is_answered && number > queue.highest;
         queue.highest = queue.highest.max(number);
         let entry = FlowEntry { flow: Arc::clone(&flow), waits_for: None, ended: false };
         queue.flows[slot] = Some(entry);
@@ -398,6 +403,7 @@ impl RecvFlowOwner for TcpReceiver {
         let chunk = *chunk;
         let mut memory = None;
         let mut queue = lock(&self.queue);
+        queue.is_sender_open = true;
         let last_suspect = queue.last_suspect;
         if queue.flows.get(slot).is_some_and(|entry| {
             entry.as_ref().is_some_and(|entry| entry.flow.number > last_suspect)
@@ -478,7 +484,7 @@ impl RecvFlowOwner for TcpReceiver {
             };
             self.base.notify();
             // A peer that has closed may wait for all remaining acknowledgements.
-            let ack = if queue.peer_closed {
+            let ack = if queue.closes_at.is_some() {
                 Some(queue.reassembly.ack())
             } else {
                 queue.reassembly.ack_overdue()
@@ -526,9 +532,11 @@ impl RecvFlowOwner for TcpReceiver {
             if let Some(slot) = queue.flows.get_mut(flow.slot) {
                 *slot = None;
             }
-            let recovery_timeout = self.base.context.settings.recovery_timeout;
+            let Settings { recovery_timeout, connect_timeout, .. } = *self.base.context.settings;
             match &end {
                 FlowEnd::Expected | FlowEnd::Lost(_) => {}
+                // So long it may try to open the connection, and then to replace flows.
+                _ if !queue.is_sender_open => queue.prolong(connect_timeout.max(recovery_timeout)),
                 FlowEnd::Reset(_) => queue.prolong(RESET_TIMEOUT.min(recovery_timeout)),
                 FlowEnd::Unreachable(_) => queue.prolong(recovery_timeout),
             }
@@ -570,7 +578,7 @@ impl RecvFlowOwner for TcpReceiver {
                 return;
             }
             let since = *queue.stuck_since.get_or_insert(now);
-            let timeout = match (waiting, queue.peer_closed) {
+            let timeout = match (waiting, queue.is_peer_done()) {
                 (true, _) => self.base.context.settings.recovery_timeout,
                 (false, true) => Duration::ZERO,
                 // The sender may not get through either, and tries as long.
@@ -583,7 +591,7 @@ impl RecvFlowOwner for TcpReceiver {
                 self.clock.request_tick();
                 return;
             }
-            if queue.peer_closed || queue.cause.is_empty() {
+            if queue.is_peer_done() || queue.cause.is_empty() {
                 ("the peer closed the connection".to_owned(), ErrorKind::Remote)
             } else {
                 (format!("all flows are lost ({})", queue.cause), ErrorKind::Remote)
@@ -821,6 +829,7 @@ mod tests {
             lost.write_all(&[1; 1000]).unwrap();
             far.write_all(&Frame::FlowDead(4).encode()).unwrap();
             wait_for_ack(&far);
+            Ok(())
         });
         receiver.flows().iter().for_each(|flow| flow.read(1 << 20));
         far.write_all(&chunk(2000)).unwrap();
@@ -867,12 +876,12 @@ mod tests {
         // The sender has given it up before it was accepted.
         let (near, far) = flow();
         drop(far);
-        receiver.join(4, near, |_, _| {}).unwrap();
+        receiver.join(4, near, |_, _| Ok(())).unwrap();
         no_flow_is_left();
         assert!(!fails_after(RESET_TIMEOUT), "after a flow that carried nothing");
         let ((near, mut far), (other_near, other)) = (flow(), flow());
-        receiver.join(5, near, |_, _| {}).unwrap();
-        receiver.join(6, other_near, |_, _| {}).unwrap();
+        receiver.join(5, near, |_, _| Ok(())).unwrap();
+        receiver.join(6, other_near, |_, _| Ok(())).unwrap();
         reset(other);
         test_support::until(|| (receiver.flows().len() == 1).then_some(()));
         let part = |offset, length: u32| {
@@ -885,7 +894,7 @@ mod tests {
         no_flow_is_left();
         assert!(!fails_after(RESET_TIMEOUT / 2), "after a chunk on an older flow");
         let (near, mut far) = flow();
-        receiver.join(7, near, |_, _| {}).unwrap();
+        receiver.join(7, near, |_, _| Ok(())).unwrap();
         far.write_all(&part(1024, 976)).unwrap();
         assert_eq!(test_support::until(|| request.test().unwrap()), 2000);
         let memory = Box::leak(vec![0; 8].into_boxed_slice());
@@ -895,6 +904,84 @@ mod tests {
         no_flow_is_left();
         assert!(fails_after(2 * CLOSED_TIMEOUT), "after a flow that was closed");
         receiver.close();
+    }
+
+    /// A receiver with one flow, and the flow's other end.
+    fn receiver(transport: &crate::Transport) -> (Arc<TcpReceiver>, TcpStream) {
+        let context = transport.context(0, "").unwrap();
+        let peer = "127.0.0.1:1".parse().unwrap();
+        let (near, far) = flow();
+        let runtime = transport.runtime().unwrap();
+        (TcpReceiver::open(context, runtime.workers(), peer, vec![near]).unwrap(), far)
+    }
+
+    /// Posts a buffer of this length.
+    fn post(receiver: &Arc<TcpReceiver>, length: usize) -> Request {
+        let memory = Box::leak(vec![0; length].into_boxed_slice());
+        TcpReceiver::recv(receiver, RecvBuffer::from_static(memory)).unwrap().unwrap()
+    }
+
+    /// Whether a receiver fails that has no flow left, and gets none for this time.
+    fn fails_after(receiver: &Arc<TcpReceiver>, time: Duration) -> bool {
+        test_support::until(|| receiver.flows().is_empty().then_some(()));
+        // The time counts from the first check.
+        receiver.check_unrecoverable(Instant::now());
+        receiver.check_unrecoverable(Instant::now() + time);
+        receiver.base.failed()
+    }
+
+    /// Part of a message of this length, from this offset, as the sender writes it.
+    fn part_of(message: u64, total: u64, offset: u64, length: u32) -> Vec<u8> {
+        let header = ChunkHeader { message, offset, length, total, ack_wanted: true };
+        [&Frame::Chunk(header).encode()[..], &vec![1; length as usize]].concat()
+    }
+
+    /// The sender may not have got the answers of all flows, and tries to open the connection.
+    #[test]
+    fn reset_receiver_waits_as_long_as_its_sender_tries_to_open_the_connection() {
+        let transport = test_support::transport();
+        let _runtime = transport.runtime().unwrap();
+        let Settings { connect_timeout, recovery_timeout, .. } = *transport.settings;
+        let longest = connect_timeout.max(recovery_timeout);
+        assert!(longest > RESET_TIMEOUT);
+        let (silent, far) = receiver(&transport);
+        let _request = post(&silent, 2000);
+        reset(far);
+        assert!(!fails_after(&silent, longest / 2) && fails_after(&silent, longest));
+        // The sender's process has ended.
+        let (closed, far) = receiver(&transport);
+        let _request = post(&closed, 2000);
+        drop(far);
+        assert!(fails_after(&closed, 2 * CLOSED_TIMEOUT));
+        // It has opened the connection.
+        let (spoken, mut far) = receiver(&transport);
+        let request = post(&spoken, 1);
+        far.write_all(&part_of(0, 1, 0, 1)).unwrap();
+        test_support::until(|| request.test().unwrap());
+        let _request = post(&spoken, 2000);
+        reset(far);
+        assert!(!fails_after(&spoken, RESET_TIMEOUT / 2) && fails_after(&spoken, RESET_TIMEOUT));
+    }
+
+    /// A sender that has closed the connection still delivers, on other flows if it loses some.
+    #[test]
+    fn receiver_waits_for_what_a_closing_sender_delivers() {
+        let transport = test_support::transport();
+        let _runtime = transport.runtime().unwrap();
+        let (receiver, mut far) = receiver(&transport);
+        let (first, _next) = (post(&receiver, 2000), post(&receiver, 8));
+        far.write_all(&Frame::Close(1).encode()).unwrap();
+        test_support::until(|| lock(&receiver.queue).closes_at);
+        reset(far);
+        assert!(!fails_after(&receiver, RESET_TIMEOUT / 2), "before its message is delivered");
+        let (near, mut far) = flow();
+        receiver.join(4, near, |_, _| Ok(())).unwrap();
+        far.write_all(&part_of(0, 2000, 0, 2000)).unwrap();
+        assert_eq!(test_support::until(|| first.test().unwrap()), 2000);
+        reset(far);
+        assert!(fails_after(&receiver, Duration::ZERO), "when nothing follows");
+        let error = receiver.base.failure().unwrap().to_string();
+        assert!(error.contains("the peer closed the connection"), "{error}");
     }
 
     /// The kernel reports the reset to whoever uses the flow first: here to an acknowledgement, as when flows report each other.

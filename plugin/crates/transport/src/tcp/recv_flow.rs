@@ -310,11 +310,13 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
                 reading.stage = ReadStage::Reserve { chunk, at: chunk.offset };
             }
             Frame::FlowDead(number) => reading.stage = ReadStage::FlowDead { number },
-            Frame::Close => {
+            Frame::Close(messages) => {
                 reading.stage = ReadStage::Header { have: 0 };
                 let below = {
                     let mut queue = lock(receiver.queue());
-                    queue.peer_closed = true;
+                    // It may deliver fewer than it has announced on another flow, if it gives up.
+                    queue.is_sender_open = true;
+                    queue.closes_at = Some(queue.closes_at.map_or(messages, |at| at.min(messages)));
                     queue.reassembly.ack()
                 };
                 self.reply(|replies| replies.ack = Some(below));
@@ -341,7 +343,11 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
     /// Ends a flow that the peer reported as dead, and acknowledges that. Called without the lock, which it takes again.
     fn handle_flow_dead(&self, number: u32) -> MutexGuard<'_, ReadState> {
         self.receiver.on_flow_dead(number);
-        let below = lock(self.receiver.queue()).reassembly.ack();
+        let below = {
+            let mut queue = lock(self.receiver.queue());
+            queue.is_sender_open = true;
+            queue.reassembly.ack()
+        };
         self.reply(|replies| replies.ack = Some(below));
         let mut reading = self.reading.lock();
         // Another thread may have handled it in between.
@@ -563,7 +569,7 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
         if !was_closed && replies.is_answered && replies.is_between() {
             let nothing = SendBuffer::from_static(&[]);
             // If the buffer is full, the end of the stream informs the peer.
-            let peer_closed = self.receiver.base().encode(Frame::Close);
+            let peer_closed = self.receiver.base().encode(Frame::Close(below));
             let _ = sys::send_with_header(&self.socket, &peer_closed, nothing);
         }
         self.shutdown();

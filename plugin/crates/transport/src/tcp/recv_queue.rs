@@ -20,6 +20,9 @@ pub(super) struct RecvQueue<F> {
     pub(super) stuck_since: Option<Instant>,
     /// How long to wait for a new flow when none is left.
     pub(super) replacement_timeout: Duration,
+    /// Whether the sender has opened the connection: it has said something, or has replaced a flow. Before that it may not
+    /// have got the answers of all flows, and dials some again.
+    pub(super) is_sender_open: bool,
     /// The highest number of a flow so far.
     pub(super) highest: u32,
     /// What that was when the time was prolonged last. A chunk on a later flow shows that the sender gets through.
@@ -28,8 +31,8 @@ pub(super) struct RecvQueue<F> {
     pub(super) is_starved: bool,
     /// Why the last flow ended.
     pub(super) cause: String,
-    /// The peer sends no more messages.
-    pub(super) peer_closed: bool,
+    /// The peer closes the connection once the messages below this number are delivered.
+    pub(super) closes_at: Option<u64>,
     /// No flow may be added any more.
     pub(super) closed: bool,
 }
@@ -56,6 +59,11 @@ impl<F> RecvQueue<F> {
     /// Number of buffers that wait for their messages.
     pub(super) fn outstanding(&self) -> usize {
         self.reassembly.outstanding() + self.tags.waiting()
+    }
+
+    /// Whether the peer has closed the connection, and everything is there that it sends.
+    pub(super) fn is_peer_done(&self) -> bool {
+        self.closes_at.is_some_and(|below| self.reassembly.has_all_below(below))
     }
 
     /// The sender may need this time for its next flow, if not longer.

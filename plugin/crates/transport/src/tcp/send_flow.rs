@@ -406,7 +406,8 @@ impl<O: SendFlowOwner> SendFlow<O> {
         let next = self.cut(queue, limit).or_else(|| {
             let close = queue.lingering.is_some() && !writer.close_sent;
             writer.close_sent |= close;
-            close.then(|| (Frame::Close, SendBuffer::from_static(&[])))
+            let below = queue.scheduler.next_message();
+            close.then(|| (Frame::Close(below), SendBuffer::from_static(&[])))
         });
         match next {
             Some(_) => queue.idle &= !(1 << self.slot),
@@ -515,7 +516,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
                 Frame::FlowDead(number) => self.sender.on_flow_dead(number),
                 Frame::TagsDifferFrom(from) => self.sender.on_tags_differ(from),
                 Frame::BufferTag(number, tag) => self.sender.on_buffer_tag(number, tag)?,
-                Frame::Close => {
+                Frame::Close(_) => {
                     if let Some(below) = acked {
                         self.sender.on_ack(below)?;
                     }

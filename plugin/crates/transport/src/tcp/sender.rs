@@ -501,16 +501,19 @@ impl TcpSender {
             if !std::mem::replace(&mut writer.closed, true) {
                 // The peer may have it, and have closed for that reason.
                 let written = std::mem::take(&mut writer.chunks_written);
-                if written > 0 {
+                let delivered = {
                     let mut queue = lock(&self.queue);
                     (0..written).for_each(|_| queue.written(flow.slot));
-                    self.complete_acked(&mut queue);
-                }
+                    if written > 0 {
+                        self.complete_acked(&mut queue);
+                    }
+                    queue.scheduler.first()
+                };
                 let midway = writer.frames.front().is_some_and(|frame| frame.written > 0);
                 writer.frames.clear();
                 if !midway && !writer.close_sent {
                     let nothing = SendBuffer::from_static(&[]);
-                    let close = self.base.encode(Frame::Close);
+                    let close = self.base.encode(Frame::Close(delivered));
                     // If the buffer is full, the end of the stream informs the peer.
                     let _ = sys::send_with_header(&flow.socket, &close, nothing);
                 }
