@@ -190,7 +190,7 @@ fn any_frame(rng: &mut TestRng) -> Frame {
     match rng.below(8) {
         0 => Frame::Ack(rng.next_u64()),
         1 => Frame::FlowDead(rng.next_u64() as u32),
-        2 => Frame::Close,
+        2 => Frame::Close(rng.next_u64()),
         3 => Frame::Tag(rng.next_u64() as i32),
         4 => Frame::TagsDifferFrom(rng.next_u64()),
         5 => Frame::SameTagBelow(rng.next_u64()),

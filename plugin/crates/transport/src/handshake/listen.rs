@@ -161,7 +161,7 @@ mod tests {
     use std::net::TcpStream;
     use std::time::Duration;
 
-    use evenkeel_protocol::{ConnectionId, Hello, WELCOME_BYTES};
+    use evenkeel_protocol::{ConnectionId, HandshakeError, Hello, Refusal, WELCOME_BYTES, Welcome};
 
     use super::*;
     use crate::handshake::listening_socket::MAX_UNAUTHENTICATED;
@@ -225,6 +225,29 @@ mod tests {
         let _first = listeners(&transport, 1);
         let error = full.listen(0, "", MemoryTypes::HOST).err().unwrap().to_string();
         assert!(error.contains(&format!("EVENKEEL_PORTS={port}-{port}")), "{error}");
+    }
+
+    /// A flow in place of a lost one, of a connection that has ended here. It must not wait for others.
+    #[test]
+    fn flow_of_a_forgotten_connection_is_refused_and_leaves_nothing() {
+        let transport = transport();
+        let listener = transport.listen(0, "", MemoryTypes::HOST).unwrap();
+        let hello = Hello {
+            nonce: listener.handle().nonce,
+            connection: ConnectionId([3; 16]),
+            flow: 4,
+            flows: 4,
+            checksum: false,
+            rdma: false,
+            random: None,
+        };
+        let mut stream = TcpStream::connect(listener.address()).unwrap();
+        stream.write_all(&hello.encode()).unwrap();
+        let mut answer = [0; WELCOME_BYTES];
+        stream.read_exact(&mut answer).unwrap();
+        let refused = Err(HandshakeError::Refused(Refusal::Gone));
+        assert_eq!(Welcome::check(&answer, hello.connection), refused);
+        assert!(lock(&listener.acceptor.state).partial.is_empty());
     }
 
     /// More peers connect than can be unauthenticated at a time, before the first handshake. All of them get an answer.
