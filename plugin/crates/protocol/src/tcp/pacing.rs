@@ -11,8 +11,9 @@ const GRAIN: Duration = Duration::from_millis(1);
 const INTERVAL: Duration = Duration::from_millis(5);
 /// Samples over less busy time than this are ignored.
 const MIN_BUSY: Duration = Duration::from_micros(500);
-/// Minimum of the bytes that a flow may have outstanding.
-const MIN_OUTSTANDING: u64 = 32 << 10;
+/// Minimum of the bytes that a flow may have outstanding. With more, a few flows that share a slow path would delay a chunk for
+/// longer than all messages in flight take on fast paths, and all flows would wait for it.
+const MIN_OUTSTANDING: u64 = 8 << 10;
 /// Minimum of the bytes that a flow takes at once.
 const MIN_CHUNK: u64 = 8 << 10;
 /// Bytes that a flow may have outstanding while its rate is not known.
@@ -152,6 +153,15 @@ mod tests {
         assert_eq!(paced(100_000).chunk(131_072), 131_072);
         assert_eq!(paced(1).chunk(131_072), MIN_CHUNK);
         assert_eq!(paced(1).chunk(4096), 4096);
+    }
+
+    /// Four flows that share a link of 50 Mbit/s, beside links on which 8 messages of 512 KiB take 15 ms.
+    #[test]
+    fn pacing_delays_chunks_little_where_flows_share_a_slow_link() {
+        let pacer = paced(12);
+        let ahead = pacer.max_outstanding() + pacer.chunk(131_072);
+        let delay = Duration::from_secs_f64(4.0 * ahead as f64 / 50e6 * 8.0);
+        assert!(delay < Duration::from_millis(15), "{delay:?}");
     }
 
     #[test]
