@@ -11,7 +11,7 @@ Start a program as several ranks with a launcher (``evenkeel-run -n 4 python tra
 ``evenkeel-run COMMAND`` enables the plugin for every program that uses NCCL.
 """
 
-from evenkeel._evenkeel import Group, MemoryStore, Request, StoreServer, __version__, init
+from evenkeel._evenkeel import Group, MemoryStore, Request, StoreServer, __version__, init, join_as_newcomer
 from evenkeel.errors import AbortedError, Error, LostError, MismatchError, StoreError, TimeoutError
 from evenkeel.run import plugin_path
 
@@ -28,5 +28,6 @@ __all__ = [
     "TimeoutError",
     "__version__",
     "init",
+    "join_as_newcomer",
     "plugin_path",
 ]

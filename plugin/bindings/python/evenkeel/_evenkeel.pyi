@@ -33,6 +33,7 @@ class _TorchStore(Protocol):
     def get(self, key: str) -> bytes: ...
     def check(self, keys: list[str]) -> bool: ...
     def add(self, key: str, amount: int) -> int: ...
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes: ...
     def delete_key(self, key: str) -> Any: ...
 
 __version__: str
@@ -64,6 +65,18 @@ def init(
     Raises TimeoutError naming the ranks that have not joined.
     """
 
+def join_as_newcomer(
+    store: str | MemoryStore | _TorchStore,
+    *,
+    name: str = "default",
+    transport: str = "tcp",
+    timeout: float = 30.0,
+) -> Group:
+    """Joins the next group that the ranks of the group of this name make by ``reconfigure``. The arguments are those of ``init``.
+
+    Raises TimeoutError when there is none in time.
+    """
+
 @final
 class Group:
     """A rank's membership in a group. As a context manager it leaves the group at the end."""
@@ -83,6 +96,22 @@ class Group:
     @property
     def failure(self) -> Error | None:
         """The error that ended the group, if it has failed."""
+
+    @property
+    def previous_ranks(self) -> list[int | None]:
+        """For each rank, its rank in the group that was reconfigured; None for a newcomer. Empty if this group follows no other."""
+
+    def reconfigure(self, *, min_size: int = 0, timeout: float | None = None) -> Group:
+        """The group that follows this one: all ranks of this one that are alive, in the order of their ranks, and then the newcomers
+        that wait in ``join_as_newcomer``. All live ranks call it: after an error that ended the group, or at any other time between
+        operations. This group cannot be used afterwards.
+
+        min_size: waits for newcomers until the group has at least this many ranks.
+        timeout: seconds to wait for the other ranks; by default the group's timeout.
+
+        Raises TimeoutError naming the live ranks that have not called it, which can call it again; LostError naming this rank when
+        the others went on without it, which can come back by ``join_as_newcomer``; StoreError when the store cannot be reached.
+        """
 
     def describe(self, rank: int) -> str:
         """A rank for messages: its number, host and process."""

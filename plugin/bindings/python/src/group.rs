@@ -5,8 +5,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use evenkeel_collectives::{
-    self as collectives, Call, Error, Launch, Op, PrefixStore, Reduction, Sequence, TransportKind,
-    timeout_from_seconds,
+    self as collectives, Call, Error, Launch, Op, PrefixStore, Reconfigure, Reduction, Sequence,
+    TransportKind, timeout_from_seconds,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyValueError;
@@ -41,23 +41,45 @@ pub(crate) fn init(
             "WORLD_SIZE" if size.is_some() => size.map(|size| size.to_string()),
             other => std::env::var(other).ok(),
         })?;
-        match store {
-            Some(StoreArgument::Store(store)) => {
-                let store = PrefixStore::new(store, name);
-                return collectives::Group::join(
-                    &store,
-                    launch.rank,
-                    launch.size,
-                    &transport_kind,
-                    timeout,
-                );
+        let store = match store {
+            Some(StoreArgument::Store(store)) => store,
+            Some(StoreArgument::Address(address)) => {
+                launch.store = Some(address);
+                launch.open_store(timeout)?
             }
-            Some(StoreArgument::Address(address)) => launch.store = Some(address),
-            None => {}
-        }
-        launch.join(name, &transport_kind, timeout)
+            None => launch.open_store(timeout)?,
+        };
+        let store = Arc::new(PrefixStore::new(store, name));
+        let group =
+            collectives::Group::join(&*store, launch.rank, launch.size, &transport_kind, timeout)?;
+        Ok(Group::new(group, store))
     });
-    joined.map(Group::new).map_err(|error| exception(py, &error))
+    joined.map_err(|error| exception(py, &error))
+}
+
+/// Joins the next group that the ranks of a group make by `reconfigure`.
+#[pyfunction]
+#[pyo3(signature = (store, *, name="default", transport="tcp", timeout=30.0))]
+pub(crate) fn join_as_newcomer(
+    py: Python<'_>,
+    store: &Bound<'_, PyAny>,
+    name: &str,
+    transport: &str,
+    timeout: f64,
+) -> PyResult<Group> {
+    let store = StoreArgument::of(store)?;
+    let joined = py.detach(|| {
+        let timeout = timeout_from_seconds(timeout)?;
+        let transport_kind = TransportKind::from_name(transport)?;
+        let store = match store {
+            StoreArgument::Store(store) => store,
+            StoreArgument::Address(address) => collectives::store::open(&address, timeout)?,
+        };
+        let store = Arc::new(PrefixStore::new(store, name));
+        let group = collectives::Group::join_as_newcomer(&*store, &transport_kind, timeout)?;
+        Ok(Group::new(group, store))
+    });
+    joined.map_err(|error: Error| exception(py, &error))
 }
 
 /// A rank's membership in a group.
@@ -65,6 +87,8 @@ pub(crate) fn init(
 pub(crate) struct Group {
     rank: usize,
     size: usize,
+    previous_ranks: Vec<Option<usize>>,
+    store: Arc<PrefixStore>,
     /// `None` once the group is closed.
     group: Mutex<Option<Arc<collectives::Group>>>,
 }
@@ -122,7 +146,25 @@ impl Group {
     fn sub_group(&self, py: Python<'_>, ranks: Vec<usize>) -> PyResult<Option<Self>> {
         let group = self.open()?;
         let made = py.detach(|| group.sub_group(&ranks)).map_err(|error| exception(py, &error))?;
-        Ok(made.map(Self::new))
+        Ok(made.map(|made| Self::new(made, Arc::clone(&self.store))))
+    }
+
+    #[getter]
+    fn previous_ranks(&self) -> Vec<Option<usize>> {
+        self.previous_ranks.clone()
+    }
+
+    #[pyo3(signature = (*, min_size=0, timeout=None))]
+    fn reconfigure(&self, py: Python<'_>, min_size: usize, timeout: Option<f64>) -> PyResult<Self> {
+        let (group, store) = (self.open()?, Arc::clone(&self.store));
+        let next = py.detach(|| {
+            let mut options = Reconfigure::default().min_size(min_size);
+            if let Some(timeout) = timeout {
+                options = options.timeout(timeout_from_seconds(timeout)?);
+            }
+            group.reconfigure(&*store, &options).map(|next| Self::new(next, store))
+        });
+        next.map_err(|error: Error| exception(py, &error))
     }
 
     #[pyo3(signature = (color, *, tag=0, timeout=None))]
@@ -137,7 +179,7 @@ impl Group {
         let split =
             || group.in_order(Sequence::Collectives { tag }, |group| group.split(color, &call));
         let made = py.detach(split).map_err(|error| exception(py, &error))?;
-        Ok(made.map(Self::new))
+        Ok(made.map(|made| Self::new(made, Arc::clone(&self.store))))
     }
 
     #[pyo3(signature = (array, op="sum", *, algorithm=None, dtype=None, tag=0, timeout=None, wait=true))]
@@ -358,9 +400,10 @@ impl Group {
 }
 
 impl Group {
-    fn new(group: collectives::Group) -> Self {
-        let (rank, size) = (group.rank(), group.size());
-        Self { rank, size, group: Mutex::new(Some(Arc::new(group))) }
+    fn new(group: collectives::Group, store: Arc<PrefixStore>) -> Self {
+        let (rank, size, previous_ranks) =
+            (group.rank(), group.size(), group.previous_ranks().to_vec());
+        Self { rank, size, previous_ranks, store, group: Mutex::new(Some(Arc::new(group))) }
     }
 
     fn open(&self) -> PyResult<Arc<collectives::Group>> {

@@ -20,5 +20,6 @@ fn evenkeel_python(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<request::Request>()?;
     module.add_class::<store::MemoryStore>()?;
     module.add_class::<store::StoreServer>()?;
-    module.add_function(wrap_pyfunction!(group::init, module)?)
+    module.add_function(wrap_pyfunction!(group::init, module)?)?;
+    module.add_function(wrap_pyfunction!(group::join_as_newcomer, module)?)
 }

@@ -75,7 +75,7 @@ impl StoreArgument {
         if let Ok(address) = object.extract() {
             return Ok(Self::Address(address));
         }
-        for method in ["set", "get", "check", "add", "delete_key"] {
+        for method in ["set", "get", "check", "add", "compare_set", "delete_key"] {
             if !object.hasattr(method)? {
                 return Err(PyValueError::new_err(
                     "store must be an address such as 'tcp://host:port', 'file:/folder' or 'redis://host:port', a MemoryStore, or \

@@ -15,12 +15,21 @@ RUN = os.path.join(SCRIPTS, "evenkeel-run")
 def threads(size, work, transport="shm", timeout=20.0):
     """Runs ``work(group)`` on ``size`` ranks, threads of this process. Returns their results, or raises the first exception."""
     store = evenkeel.MemoryStore()
+
+    def one(rank):
+        with evenkeel.init(store, rank, size, transport=transport, timeout=timeout) as group:
+            return work(group)
+
+    return run_threads(size, one)
+
+
+def run_threads(size, work):
+    """Runs ``work(rank)`` in ``size`` threads. Returns their results, or raises the first exception."""
     results, errors = [None] * size, []
 
     def one(rank):
         try:
-            with evenkeel.init(store, rank, size, transport=transport, timeout=timeout) as group:
-                results[rank] = work(group)
+            results[rank] = work(rank)
         except BaseException as error:  # noqa: BLE001 - it is raised below
             errors.append(error)
 

@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 
 import evenkeel
-from ranks import threads
+from ranks import run_threads, threads
 
 TRANSPORTS = ("shm", "tcp:lo")
 
@@ -399,6 +399,42 @@ class Failures(unittest.TestCase):
                     self.assertEqual((caught.exception.ranks, caught.exception.group_usable), ((1,), False))
                 finally:
                     other.kill()
+
+    def test_reconfigure_goes_on_without_lost_ranks_and_with_newcomers(self):
+        store = evenkeel.MemoryStore()
+        lost, alone = threading.Barrier(3), threading.Barrier(3)
+
+        def work(rank):
+            group = evenkeel.init(store, rank, 3, transport="shm", timeout=20)
+            if rank == 0:
+                group.close()
+                lost.wait()
+                alone.wait()
+                group = evenkeel.join_as_newcomer(store, transport="shm", timeout=20)
+                self.assertEqual((group.rank, group.size, group.previous_ranks), (2, 3, [None] * 3))
+            else:
+                lost.wait()
+                with self.assertRaises(evenkeel.LostError) as caught:
+                    group.barrier()
+                self.assertEqual(caught.exception.ranks, (0,))
+                group = group.reconfigure()
+                self.assertEqual((group.rank, group.previous_ranks), (rank - 1, [1, 2]))
+                group.barrier()
+                alone.wait()
+                group = group.reconfigure(min_size=3)
+                self.assertEqual(group.previous_ranks, [0, 1, None])
+            x = np.full(5, group.rank + 1)
+            group.allreduce(x)
+            self.assertTrue((x == 6).all())
+            if group.rank == 0:
+                # The others are alive and do not call it.
+                with self.assertRaises(evenkeel.TimeoutError) as caught:
+                    group.reconfigure(timeout=0.3)
+                self.assertEqual(caught.exception.ranks, (1, 2))
+            lost.wait()
+            group.close()
+
+        run_threads(3, work)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -70,19 +70,14 @@ fn sum(group: &Group, generation: u32, step: u32) -> Result<u64, evenkeel_collec
 /// A process of a rank, which ends with this process at the latest.
 struct Rank {
     child: Child,
+    lines: Receiver<String>,
     rank: usize,
     /// The last results, with their generations and steps.
     sums: Vec<(String, String)>,
 }
 
 impl Rank {
-    fn start(
-        number: usize,
-        rank: &str,
-        transport: &str,
-        store: &str,
-        lines: Sender<(usize, String)>,
-    ) -> Self {
+    fn start(rank: &str, transport: &str, store: &str) -> Self {
         let mut child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL"])
             .arg(std::env::current_exe().unwrap())
@@ -94,14 +89,25 @@ impl Rank {
             .spawn()
             .expect("setpriv is needed: apt-get install util-linux");
         let output = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
-            for line in output.lines().map_while(Result::ok) {
-                if lines.send((number, line)).is_err() {
-                    return;
-                }
-            }
+            output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
         });
-        Self { child, rank: usize::MAX, sums: vec![] }
+        Self { child, lines, rank: usize::MAX, sums: vec![] }
+    }
+
+    /// Waits for a line with this word, and returns the rest of it. Notes all results before it.
+    fn await_line(&mut self, word: &str) -> String {
+        loop {
+            let line = self.lines.recv_timeout(TIMEOUT * 2);
+            let line = line.unwrap_or_else(|_| panic!("rank {} hangs before {word:?}", self.rank));
+            if let Some(rest) = line.strip_prefix("sum ") {
+                let (at, digest) = rest.rsplit_once(' ').unwrap();
+                self.sums.push((at.to_owned(), digest.to_owned()));
+            } else if let Some(rest) = line.strip_prefix(word) {
+                return rest.trim().to_owned();
+            }
+        }
     }
 }
 
@@ -112,65 +118,34 @@ impl Drop for Rank {
     }
 }
 
-/// Waits for a line with this word from each of these processes, and returns the rest of the lines. Notes all results.
-fn await_all(
-    lines: &Receiver<(usize, String)>,
-    ranks: &mut [Rank],
-    word: &str,
-    from: &[usize],
-) -> Vec<String> {
-    let mut found: Vec<Option<String>> = vec![None; from.len()];
-    while found.iter().any(Option::is_none) {
-        let (number, line) = lines.recv_timeout(TIMEOUT * 2).unwrap_or_else(|_| {
-            let missing = from.iter().zip(&found).filter(|(_, found)| found.is_none());
-            let missing: Vec<_> = missing.map(|(number, _)| number).collect();
-            panic!("processes {missing:?} hang before {word:?}")
-        });
-        if let Some(rest) = line.strip_prefix("sum ") {
-            let (at, digest) = rest.rsplit_once(' ').unwrap();
-            ranks[number].sums.push((at.to_owned(), digest.to_owned()));
-        }
-        if let Some(place) = from.iter().position(|other| *other == number)
-            && let Some(rest) = line.strip_prefix(word)
-        {
-            found[place] = Some(rest.trim().to_owned());
-        }
-    }
-    found.into_iter().flatten().collect()
-}
-
 fn kill_ranks_over(transport: &str, kills: usize) {
     let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
     let store = format!("tcp://{}", server.address());
-    let (sender, lines) = mpsc::channel();
-    let start =
-        |number: usize, rank: &str| Rank::start(number, rank, transport, &store, sender.clone());
-    let mut ranks: Vec<Rank> = (0..SIZE).map(|rank| start(rank, &rank.to_string())).collect();
-    let all: Vec<usize> = (0..SIZE).collect();
+    let start = |rank: &str| Rank::start(rank, transport, &store);
+    let mut ranks: Vec<Rank> = (0..SIZE).map(|rank| start(&rank.to_string())).collect();
     let mut rng = TestRng::new(21);
     let mut times = vec![];
     for _ in 0..kills {
-        let numbers = await_all(&lines, &mut ranks, "whole", &all);
-        for (rank, number) in ranks.iter_mut().zip(numbers) {
-            (rank.rank, rank.sums) = (number.parse().unwrap(), vec![]);
+        for rank in &mut ranks {
+            rank.rank = rank.await_line("whole").parse().unwrap();
+            rank.sums.clear();
         }
         // Not a wait for a state: this chooses the moment.
         thread::sleep(Duration::from_micros(rng.next_u64() % 50_000));
-        let victim = rng.next_u64() as usize % SIZE;
-        let others: Vec<usize> = (0..SIZE).filter(|number| *number != victim).collect();
+        let mut victim = ranks.swap_remove(rng.below(SIZE as u64) as usize);
         let begun = Instant::now();
-        ranks[victim].child.kill().unwrap();
-        let lost = await_all(&lines, &mut ranks, "lost", &others);
-        let killed = format!("[{}]", ranks[victim].rank);
-        assert!(lost.iter().all(|lost| *lost == killed), "{lost:?}, killed: {killed}");
-        let sums = await_all(&lines, &mut ranks, "on", &others);
+        victim.child.kill().unwrap();
+        for rank in &mut ranks {
+            assert_eq!(rank.await_line("lost"), format!("[{}]", victim.rank));
+        }
+        let sums: Vec<_> = ranks.iter_mut().map(|rank| rank.await_line("on")).collect();
         times.push(begun.elapsed());
         assert!(sums.iter().all(|sum| *sum == sums[0] && sum.starts_with("7 ")), "{sums:?}");
         for (at, digest) in ranks.iter().flat_map(|rank| &rank.sums) {
             let mut same = ranks.iter().flat_map(|rank| &rank.sums);
             assert!(same.all(|(other, sum)| other != at || sum == digest), "bits differ at {at}");
         }
-        ranks[victim] = start(victim, "newcomer");
+        ranks.push(start("newcomer"));
     }
     times.sort_unstable();
     let at = |part: usize| times[(times.len() * part / 100).min(times.len() - 1)];
