@@ -2,6 +2,8 @@
 //!
 //! `EVENKEEL_TEST_KILLS` sets the number of kills for each transport, and the time that survivors need is printed.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by it")]
+
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
