@@ -39,7 +39,9 @@ test-release: test test-kueue test-kinds test-aarch64 test-torch ## What runs be
 bench: ## Measure the plugin against plain sockets into docs/results/ (root; BENCH="--quick" for less)
 	$(GO) run ./hack/bench/tcp $(BENCH)
 
-.PHONY: bench-reduction bench-collectives bench-rdma bench-rccl bench-preflight bench-torch
+.PHONY: bench-scale bench-reduction bench-collectives bench-rdma bench-rccl bench-preflight bench-torch
+bench-scale: ## Measure thousands of idle connections against plain sockets into docs/results/ (BENCH="--rounds 2" for less)
+	$(GO) run ./hack/bench/scale $(BENCH)
 bench-reduction: ## Measure reduction servers against a ring into docs/results/ (root; BENCH="--quick" for less)
 	$(GO) run ./hack/bench/reduction $(BENCH)
 bench-torch: ## Measure the backend of torch.distributed against Gloo into docs/results/ (5 GB; BENCH="--quick" for less)

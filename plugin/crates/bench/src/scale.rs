@@ -99,40 +99,58 @@ struct Usage {
     descriptors: f64,
     /// Resident memory, KiB.
     memory: f64,
-    /// Seconds of its threads, with their system calls.
-    processor: f64,
-    /// How often its threads began to wait.
-    waits: f64,
 }
 
 impl Usage {
     fn now() -> Result<Self> {
         let failed = |error: io::Error| format!("/proc/self: {error}");
         let status = fs::read_to_string("/proc/self/status").map_err(failed)?;
+        Ok(Self {
+            // One is that of the folder.
+            descriptors: fs::read_dir("/proc/self/fd").map_err(failed)?.count() as f64 - 1.0,
+            memory: field(&status, "VmRSS:"),
+        })
+    }
+
+    /// What all ranks use.
+    fn of_all(world: &mut World) -> Result<Self> {
+        let all = world.all_gather(&Self::now()?)?;
+        Ok(Self {
+            descriptors: all.iter().map(|usage| usage.descriptors).sum(),
+            memory: all.iter().map(|usage| usage.memory).sum(),
+        })
+    }
+}
+
+/// What the threads of a process have done since it started.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Work {
+    /// Seconds of a processor, with system calls.
+    processor: f64,
+    /// How often a thread began to wait.
+    waits: f64,
+}
+
+impl Work {
+    fn now() -> Result<Self> {
+        let failed = |error: io::Error| format!("/proc/self/task: {error}");
         let mut waits = 0.0;
         for thread in fs::read_dir("/proc/self/task").map_err(failed)? {
             let path = thread.map_err(failed)?.path().join("status");
             waits += field(&fs::read_to_string(path).map_err(failed)?, "voluntary_ctxt_switches:");
         }
         let time = clock_gettime(ClockId::ProcessCPUTime);
-        Ok(Self {
-            // One is that of the folder.
-            descriptors: fs::read_dir("/proc/self/fd").map_err(failed)?.count() as f64 - 1.0,
-            memory: field(&status, "VmRSS:"),
-            processor: time.tv_sec as f64 + time.tv_nsec as f64 / 1e9,
-            waits,
-        })
+        Ok(Self { processor: time.tv_sec as f64 + time.tv_nsec as f64 / 1e9, waits })
     }
 
-    /// What all ranks use.
-    fn of_all(world: &mut World) -> Result<Self> {
-        let sum = |all: &[Self], of: fn(&Self) -> f64| all.iter().map(of).sum();
-        let all = world.all_gather(&Self::now()?)?;
+    /// What this process does for a while; the caller sleeps.
+    fn during(time: Duration) -> Result<Self> {
+        let before = Self::now()?;
+        thread::sleep(time);
+        let after = Self::now()?;
         Ok(Self {
-            descriptors: sum(&all, |usage| usage.descriptors),
-            memory: sum(&all, |usage| usage.memory),
-            processor: sum(&all, |usage| usage.processor),
-            waits: sum(&all, |usage| usage.waits),
+            processor: after.processor - before.processor,
+            waits: after.waits - before.waits,
         })
     }
 }
@@ -182,8 +200,10 @@ fn measure(options: &Options, world: &mut World) -> Result<()> {
     let settle = Duration::from_secs(1);
     thread::sleep(settle);
     let used = Usage::of_all(world)?;
-    thread::sleep(Duration::from_secs(options.idle));
-    let idle = Usage::of_all(world)?;
+    // Counting thousands of descriptors takes time, which is not to count: the processes begin together after it.
+    world.barrier()?;
+    let work = Work::during(Duration::from_secs(options.idle))?;
+    let idle = world.all_gather(&work)?;
     let begin = Instant::now();
     drop(ends);
     world.barrier()?;
@@ -196,8 +216,9 @@ fn measure(options: &Options, world: &mut World) -> Result<()> {
         open_s,
         descriptors: (used.descriptors - before.descriptors) / each,
         memory_kib: (used.memory - before.memory) / each,
-        idle_percent: 100.0 * (idle.processor - used.processor) / options.idle as f64,
-        wakeups_per_s: (idle.waits - used.waits) / options.idle as f64,
+        idle_percent: 100.0 * idle.iter().map(|work| work.processor).sum::<f64>()
+            / options.idle as f64,
+        wakeups_per_s: idle.iter().map(|work| work.waits).sum::<f64>() / options.idle as f64,
         close_s,
     };
     if world.rank() == 0 {
