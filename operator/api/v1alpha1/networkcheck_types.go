@@ -281,7 +281,36 @@ type RunnerSpec struct {
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=64
 	Environment []EnvironmentVariable `json:"environment,omitempty"`
+
+	// imagePullSecrets are Secrets of Evenkeel's namespace to pull the image with, besides those of the installation.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	ImagePullSecrets []corev1.LocalObjectReference `json:"imagePullSecrets,omitempty"`
+
+	// runtimeClassName of the pods, such as nvidia where that is not the nodes' default.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	RuntimeClassName *string `json:"runtimeClassName,omitempty"`
+
+	// podLabels of the pods, besides Evenkeel's own, such as sidecar.istio.io/inject: "false". Those that select the installation's own
+	// pods, app.kubernetes.io/..., are refused.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=16
+	// +kubebuilder:validation:XValidation:rule="self.all(k, !k.startsWith('app.kubernetes.io/') && !k.startsWith('evenkeel.dev/'))",message="labels of app.kubernetes.io/ and evenkeel.dev/ are Evenkeel's own"
+	PodLabels map[string]LabelValue `json:"podLabels,omitempty"`
+
+	// podAnnotations of the pods.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=16
+	PodAnnotations map[string]string `json:"podAnnotations,omitempty"`
 }
+
+// LabelValue is the value of a label.
+// +kubebuilder:validation:MaxLength=63
+// +kubebuilder:validation:Pattern=`^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$`
+type LabelValue string
 
 // SweepSpec says what the benchmark measures.
 //

@@ -518,3 +518,12 @@ func FuzzInject(f *testing.F) {
 		}
 	})
 }
+
+// Replicas of two versions of the webhook see the same pod during an upgrade, and refuse it if they disagree about what was injected. So
+// a new field is left out of the hash where it is not set.
+func TestInjectHashIsThatOfEarlierVersions(t *testing.T) {
+	r := Resolved{Profile: "p", Image: "i", Delivery: evenkeel.DeliveryInitContainer, Path: "/plugin", Conflict: evenkeel.ConflictKeep, Environment: map[string]string{"A": "1"}}
+	if got, want := hash(r), "3a838720e3fec962"; got != want {
+		t.Errorf("%s, which was %s", got, want)
+	}
+}

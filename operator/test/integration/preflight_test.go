@@ -47,6 +47,12 @@ func TestCheckValidation(t *testing.T) {
 		"finds its ranks by MPI": func(s *evenkeel.NetworkCheckSpec) {
 			s.Runner = evenkeel.RunnerSpec{Type: "NCCLTests", Launcher: "IndexedJob", Image: "x", GPUsPerNode: &two}
 		},
+		"Evenkeel's own": func(s *evenkeel.NetworkCheckSpec) {
+			s.Runner.PodLabels = map[string]evenkeel.LabelValue{"app.kubernetes.io/component": "webhook"}
+		},
+		"spec.runner.podLabels.mesh": func(s *evenkeel.NetworkCheckSpec) {
+			s.Runner.PodLabels = map[string]evenkeel.LabelValue{"mesh": "not a value"}
+		},
 		"spec.maxConcurrentNodes": func(s *evenkeel.NetworkCheckSpec) { one := int32(1); s.MaxConcurrentNodes = &one },
 	} {
 		t.Run(want, func(t *testing.T) { refused(t, dryRun(t.Context(), newCheck(change)), want) })

@@ -234,9 +234,12 @@ var ncclTestsPrograms = map[evenkeel.Collective]string{
 
 // podTemplate returns a pod that fits the restricted standard, for one of the nodes, with the plugin as training pods get it.
 func (c Check) podTemplate(run string, w preflight.PlannedRun, role string, command []string, environment []corev1.EnvVar, accelerators corev1.ResourceList) (*corev1.PodTemplateSpec, error) {
-	labels := map[string]string{evenkeel.CheckKey: c.Object.Name, evenkeel.RunKey: run, evenkeel.RoleKey: role}
-	yes, no := true, false
 	runner := c.Options.Runner
+	labels := map[string]string{evenkeel.CheckKey: c.Object.Name, evenkeel.RunKey: run, evenkeel.RoleKey: role}
+	for key, value := range runner.PodLabels {
+		labels[key] = string(value) // never one of ours, says the definition
+	}
+	yes, no := true, false
 	if w.Stage == evenkeel.StageRDMA {
 		environment = append(environment, corev1.EnvVar{Name: inject.TransportEnv, Value: preflight.TransportRDMA})
 	}
@@ -270,9 +273,10 @@ func (c Check) podTemplate(run string, w preflight.PlannedRun, role string, comm
 		}
 	}
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Labels: labels},
+		ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: runner.PodAnnotations},
 		Spec: corev1.PodSpec{
-			RestartPolicy: corev1.RestartPolicyNever, AutomountServiceAccountToken: &no, EnableServiceLinks: &no,
+			RuntimeClassName: runner.RuntimeClassName,
+			RestartPolicy:    corev1.RestartPolicyNever, AutomountServiceAccountToken: &no, EnableServiceLinks: &no,
 			TerminationGracePeriodSeconds: new(int64), PriorityClassName: c.PriorityClass,
 			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
 			Affinity:        &corev1.Affinity{NodeAffinity: nodeAffinityTo(w.Nodes)},
@@ -293,6 +297,11 @@ func (c Check) podTemplate(run string, w preflight.PlannedRun, role string, comm
 	}
 	for _, name := range c.ImagePullSecrets {
 		pod.Spec.ImagePullSecrets = append(pod.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: name})
+	}
+	for _, secret := range runner.ImagePullSecrets {
+		if !slices.Contains(pod.Spec.ImagePullSecrets, secret) {
+			pod.Spec.ImagePullSecrets = append(pod.Spec.ImagePullSecrets, secret)
+		}
 	}
 	plugin := c.Plugin
 	if plugin.RDMA != nil && role != evenkeel.RoleRank {

@@ -63,6 +63,29 @@ func TestJobImagePullSecrets(t *testing.T) {
 	}
 }
 
+func TestJobPodsGetWhatTheClusterNeeds(t *testing.T) {
+	class := "nvidia"
+	c := check(func(o *evenkeel.NetworkCheck) {
+		r := &o.Spec.Runner
+		r.RuntimeClassName, r.ImagePullSecrets = &class, []corev1.LocalObjectReference{{Name: "mirror"}}
+		r.PodLabels = map[string]evenkeel.LabelValue{"sidecar.istio.io/inject": "false"}
+		r.PodAnnotations = map[string]string{"linkerd.io/inject": "disabled"}
+	})
+	c.ImagePullSecrets = []string{"registry"}
+	w := preflight.PlannedRun{Stage: evenkeel.StageLocal, Nodes: []string{"a"}, Device: -1}
+	job, err := c.Job(w, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := job.Spec.Template
+	if pod.Labels["sidecar.istio.io/inject"] != "false" || pod.Labels[evenkeel.RunKey] != c.RunName(w) || pod.Annotations["linkerd.io/inject"] != "disabled" {
+		t.Errorf("labels %v, annotations %v", pod.Labels, pod.Annotations)
+	}
+	if s := pod.Spec.ImagePullSecrets; len(s) != 2 || s[0].Name != "registry" || s[1].Name != "mirror" || *pod.Spec.RuntimeClassName != class {
+		t.Errorf("pulled with %v, runs with %v", s, pod.Spec.RuntimeClassName)
+	}
+}
+
 func TestJobHasOneRankPerNode(t *testing.T) {
 	job, err := check(nil).Job(pair, nil)
 	if err != nil {
