@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -29,7 +30,7 @@ const maxRemembered = 4096
 // the others copy it from a pod that lives. Both readers serve NetworkProfiles and Namespaces, cached serves NetworkCheckPolicies
 // and live pods too.
 func AnnotatedPods(scheme *runtime.Scheme, cached, live client.Reader, reports func() string) *admission.Webhook {
-	return admission.WithDefaulter[*corev1.Pod](scheme, &annotatedPodInjector{cached: cached, live: live, reports: reports, known: map[types.UID]inject.Resolved{}})
+	return admission.WithDefaulter[*corev1.Pod](scheme, &annotatedPodInjector{cached: cached, live: live, reports: reports, known: map[types.UID]inject.Resolved{}, started: map[types.UID]bool{}})
 }
 
 type annotatedPodInjector struct {
@@ -39,6 +40,8 @@ type annotatedPodInjector struct {
 	mu sync.Mutex
 	// known has the profiles of owners, as they were resolved.
 	known map[types.UID]inject.Resolved
+	// started has owners that had a pod which did not wait.
+	started map[types.UID]bool
 }
 
 // Default pins the profile to the pod and injects it. An error refuses the pod; its text is for the user.
@@ -73,7 +76,15 @@ func (a *annotatedPodInjector) Default(ctx context.Context, pod *corev1.Pod) err
 	}
 	// Its owner is of any kind, and may have no field that suspends it, so that each of its pods waits.
 	delete(pod.Labels, evenkeel.GatedKey)
-	gated, err := gateWanted(ctx, a.cached, name, pod.Annotations[evenkeel.GateKey], gateCase{queued: workload.Queued(pod)})
+	gated, err := gateWanted(ctx, a.cached, name, pod.Annotations[evenkeel.GateKey], gateCase{queued: workload.QueuedPod(pod)})
+	if err != nil || gated {
+		late, listErr := a.hasStarted(ctx, request.Namespace, owner)
+		if listErr != nil {
+			err = listErr
+		} else if late {
+			gated, err = false, nil
+		}
+	}
 	if err != nil {
 		metrics.Pod(metrics.Refused)
 		return err
@@ -135,4 +146,39 @@ func (a *annotatedPodInjector) ofSibling(ctx context.Context, name, namespace st
 	}
 	resolved, err = inject.FromPod(map[string]string{evenkeel.ProfileKey: name}, list.Items[0].Annotations)
 	return resolved, err == nil, err
+}
+
+// hasStarted reports whether the owner has a pod that does not wait: its gate was opened, or it never had one. Its other pods do not
+// wait then, since the first may hold accelerators while it waits for them.
+func (a *annotatedPodInjector) hasStarted(ctx context.Context, namespace string, owner types.UID) (bool, error) {
+	if owner == "" {
+		return false, nil
+	}
+	a.mu.Lock()
+	started := a.started[owner]
+	a.mu.Unlock()
+	if started {
+		return true, nil
+	}
+	selector, err := labels.Parse(fmt.Sprintf("%s=%s,!%s", evenkeel.OwnerKey, owner, evenkeel.GatedKey))
+	if err != nil {
+		return false, fmt.Errorf("select pods of owner %s: %w", owner, err)
+	}
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
+	// Of the API server's memory: a large owner makes thousands of pods at once, and each asks.
+	fromMemory := &client.ListOptions{Namespace: namespace, LabelSelector: selector, Raw: &metav1.ListOptions{ResourceVersion: "0"}}
+	if err := a.live.List(ctx, list, fromMemory); err != nil {
+		return false, fmt.Errorf("list pods of the same owner: %w", err)
+	}
+	if len(list.Items) == 0 {
+		return false, nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.started) >= maxRemembered {
+		clear(a.started)
+	}
+	a.started[owner] = true
+	return true, nil
 }

@@ -370,3 +370,14 @@ func Queue(job metav1.Object) string { return job.GetLabels()[queueKey] }
 
 // Queued reports whether Kueue decides when the job starts.
 func Queued(job metav1.Object) bool { return Queue(job) != "" }
+
+// Marks of pods whose owner is in a queue: Kueue gives them to the pods of an admitted job, and to those that it suspends by themselves.
+const (
+	podSetKey           = "kueue.x-k8s.io/podset"
+	suspendingParentKey = "kueue.x-k8s.io/pod-suspending-parent"
+)
+
+// QueuedPod reports whether Kueue decides when the pod starts, by itself or with its owner.
+func QueuedPod(pod metav1.Object) bool {
+	return Queued(pod) || pod.GetLabels()[podSetKey] != "" || pod.GetAnnotations()[suspendingParentKey] != ""
+}

@@ -268,32 +268,37 @@ func TestGateOfInstallation(t *testing.T) {
 	// So are pods of owners of any other kind, which their own annotation reaches.
 	t.Run("annotated pods", func(t *testing.T) {
 		yes := true
-		made := func(asked string, labels map[string]string) *corev1.Pod {
+		made := func(owner, asked string, labels map[string]string) *corev1.Pod {
 			pod := plainPod(ns)
 			pod.Annotations = map[string]string{evenkeel.ProfileKey: "default"}
 			if asked != "" {
 				pod.Annotations[evenkeel.GateKey] = asked
 			}
 			pod.Labels, pod.Spec.NodeSelector = labels, pool
-			pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "ray.io/v1", Kind: "RayCluster", Name: "ray", UID: "ray", Controller: &yes}}
+			pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "ray.io/v1", Kind: "RayCluster", Name: owner, UID: types.UID(owner), Controller: &yes}}
 			return pod
 		}
-		pod := createPod(t, made("", nil))
+		waits := func(pod *corev1.Pod) bool {
+			return len(pod.Spec.SchedulingGates) != 0 || pod.Labels[evenkeel.GatedKey] != ""
+		}
+		pod := createPod(t, made("ray", "", nil))
 		if len(pod.Spec.SchedulingGates) != 1 || pod.Spec.SchedulingGates[0].Name != evenkeel.SchedulingGate || pod.Annotations[evenkeel.InjectedKey] == "" {
 			t.Fatalf("the pod is %+v", pod)
 		}
 		eventually(t, "the pod may be scheduled", func(ctx context.Context) (bool, error) {
 			err := admin.Get(ctx, client.ObjectKeyFromObject(pod), pod)
-			return len(pod.Spec.SchedulingGates) == 0 && pod.Labels[evenkeel.GatedKey] == "", err
+			return !waits(pod), err
 		})
+		queue, podSet := map[string]string{"kueue.x-k8s.io/queue-name": "team"}, map[string]string{"kueue.x-k8s.io/podset": "workers"}
 		for what, free := range map[string]*corev1.Pod{
-			"opted out": made(evenkeel.GateDisabled, nil), "of a queue": made("", map[string]string{"kueue.x-k8s.io/queue-name": "team"}),
+			"opted out": made("free", evenkeel.GateDisabled, nil), "of a queue": made("queued", "", queue), "of an owner in a queue": made("admitted", "", podSet),
+			"late": made("ray", "", nil), "late, with what would refuse another": made("ray", "No", nil),
 		} {
-			if pod := createPod(t, free); len(pod.Spec.SchedulingGates) != 0 || pod.Labels[evenkeel.GatedKey] != "" {
+			if pod := createPod(t, free); waits(pod) {
 				t.Errorf("a pod that is %s waits: %+v", what, pod)
 			}
 		}
-		refused(t, admin.Create(t.Context(), made("No", nil)), `evenkeel.dev/gate is "No": Enabled or Disabled`)
+		refused(t, admin.Create(t.Context(), made("misspelt", "No", nil)), `evenkeel.dev/gate is "No": Enabled or Disabled`)
 	})
 	bad := heldJob(t, "Job", ns, pool)
 	bad.SetAnnotations(map[string]string{evenkeel.ProfileKey: "default", evenkeel.GateKey: "No"})

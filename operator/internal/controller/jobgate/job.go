@@ -37,13 +37,14 @@ func FromJob(job *unstructured.Unstructured) (gate.Job, error) {
 	return gated, nil
 }
 
-// FromPods describes gated pods of one job, at least one.
+// FromPods describes gated pods of one job, at least one. One that its user has opted out opens the gate of all.
 func FromPods(pods []*corev1.Pod) gate.Job {
 	gated := gate.Job{Profile: pods[0].Labels[evenkeel.ProfileKey], Since: pods[0].CreationTimestamp.Time}
 	for _, pod := range pods {
 		if pod.CreationTimestamp.Time.Before(gated.Since) {
 			gated.Since = pod.CreationTimestamp.Time
 		}
+		gated.OptOut = gated.OptOut || pod.Annotations[evenkeel.GateKey] == evenkeel.GateDisabled
 		gated.Pods = append(gated.Pods, &pod.Spec)
 	}
 	return gated

@@ -79,8 +79,12 @@ func TestGateJobFromObjects(t *testing.T) {
 	early, late := &corev1.Pod{}, &corev1.Pod{}
 	early.CreationTimestamp, late.CreationTimestamp = metav1.NewTime(noon), metav1.NewTime(noon.Add(time.Hour))
 	late.Labels = map[string]string{evenkeel.ProfileKey: "default"}
-	if job := FromPods([]*corev1.Pod{late, early}); !job.Since.Equal(noon) || len(job.Pods) != 2 || job.Profile != "default" {
+	if job := FromPods([]*corev1.Pod{late, early}); !job.Since.Equal(noon) || len(job.Pods) != 2 || job.Profile != "default" || job.OptOut {
 		t.Errorf("%+v", job)
+	}
+	early.Annotations = map[string]string{evenkeel.GateKey: evenkeel.GateDisabled}
+	if job := FromPods([]*corev1.Pod{late, early}); !job.OptOut {
+		t.Errorf("a pod that is opted out: %+v", job)
 	}
 	job := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "batch/v1", "kind": "Job", "spec": map[string]any{"template": map[string]any{
 		"spec": map[string]any{"nodeSelector": map[string]any{"pool": "a"}},

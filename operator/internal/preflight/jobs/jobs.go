@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -273,7 +274,7 @@ func (c Check) podTemplate(run string, w preflight.PlannedRun, role string, comm
 		}
 	}
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: runner.PodAnnotations},
+		ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: maps.Clone(runner.PodAnnotations)},
 		Spec: corev1.PodSpec{
 			RuntimeClassName: runner.RuntimeClassName,
 			RestartPolicy:    corev1.RestartPolicyNever, AutomountServiceAccountToken: &no, EnableServiceLinks: &no,

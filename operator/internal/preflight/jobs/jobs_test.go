@@ -81,6 +81,9 @@ func TestJobPodsGetWhatTheClusterNeeds(t *testing.T) {
 	if pod.Labels["sidecar.istio.io/inject"] != "false" || pod.Labels[evenkeel.RunKey] != c.RunName(w) || pod.Annotations["linkerd.io/inject"] != "disabled" {
 		t.Errorf("labels %v, annotations %v", pod.Labels, pod.Annotations)
 	}
+	if c.Object.Spec.Runner.PodAnnotations[evenkeel.InjectedKey] != "" || pod.Annotations[evenkeel.InjectedKey] == "" {
+		t.Error("runs that are made at the same time share the map of annotations")
+	}
 	if s := pod.Spec.ImagePullSecrets; len(s) != 2 || s[0].Name != "registry" || s[1].Name != "mirror" || *pod.Spec.RuntimeClassName != class {
 		t.Errorf("pulled with %v, runs with %v", s, pod.Spec.RuntimeClassName)
 	}
