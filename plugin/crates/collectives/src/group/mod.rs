@@ -21,7 +21,7 @@ use crate::codec::{self, digest};
 use crate::error::{Error, ErrorKind, Result};
 use crate::links::mesh::Mesh;
 use crate::links::transport_kind::TransportKind;
-use crate::liveness::{GroupFailure, end_group};
+use crate::liveness::{GroupFailure, abort_group};
 
 pub use call::Call;
 pub use reconfigure::Reconfigure;
@@ -143,7 +143,7 @@ impl Group {
     pub fn abort(&self, reason: &str) {
         let text = format!("{} aborted: {reason}", self.mesh.describe(self.mesh.own_rank()));
         let failure = GroupFailure { kind: ErrorKind::Aborted, ranks: vec![], text };
-        end_group(
+        abort_group(
             self.mesh.liveness(),
             self.mesh.probe_addresses(),
             self.mesh.own_rank(),

@@ -52,7 +52,8 @@ impl Group {
             let newer = next.follow(store, options.min_size, deadline, timeout)?;
             // As seen from this group.
             let previous = newer.previous_ranks.iter();
-            let previous = previous.map(|rank| rank.and_then(|rank| next.previous_ranks[rank]));
+            let previous =
+                previous.map(|rank| rank.and_then(|rank| *next.previous_ranks.get(rank)?));
             let previous = previous.collect();
             next = newer.with_previous_ranks(previous);
         }

@@ -16,7 +16,7 @@ mod responder;
 
 pub(crate) use failure::GroupFailure;
 pub(crate) use probe::{
-    PeerStatus, ProbeAddress, ProbeReport, end_group, probe_all, probe_transitively,
+    PeerStatus, ProbeAddress, ProbeReport, abort_group, end_group, probe_all, probe_transitively,
 };
 pub(crate) use responder::{Liveness, Operation};
 

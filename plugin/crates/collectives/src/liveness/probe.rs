@@ -15,6 +15,8 @@ use crate::codec::Reader;
 
 /// Maximum number of ranks that are probed, or get a report, at a time.
 const MAX_CONCURRENT_PROBES: usize = 64;
+/// Number of lower ranks that are asked first which failure ends the group.
+const MIN_ASKED: usize = 4;
 
 const EXITED: &str = "its process has exited";
 const UNRESPONSIVE: &str = "its process does not respond";
@@ -216,12 +218,51 @@ pub(crate) fn end_group(
     failure: GroupFailure,
     time: Duration,
 ) -> GroupFailure {
-    // A rank that does not respond is skipped, and the next one decides.
-    let earlier = (0..own)
-        .filter(|rank| !failure.ranks.contains(rank))
-        .find_map(|rank| probe_addresses.get(rank)?.report(&failure, time));
-    let failure = liveness.fail(earlier.unwrap_or(failure));
+    let failure = liveness.fail(decided_failure(probe_addresses, own, failure, time));
     report_failure(probe_addresses, own, &failure, time);
+    failure
+}
+
+/// Ends the group on this rank at once, and then on all others. Nobody is asked before: an abort names no lost rank.
+pub(crate) fn abort_group(
+    liveness: &Liveness,
+    probe_addresses: &[ProbeAddress],
+    own: usize,
+    failure: GroupFailure,
+    time: Duration,
+) {
+    let failure = liveness.fail(failure);
+    report_failure(probe_addresses, own, &failure, time);
+}
+
+/// The failure that ends the group: this one, or the one that the lowest rank which responds has got before.
+fn decided_failure(
+    probe_addresses: &[ProbeAddress],
+    own: usize,
+    failure: GroupFailure,
+    time: Duration,
+) -> GroupFailure {
+    let lower = (0..own).filter(|rank| !failure.ranks.contains(rank));
+    let mut left: Vec<_> = lower.filter_map(|rank| probe_addresses.get(rank)).collect();
+    // Usually the first responds. Those that do not, such as all ranks of a host, take the time together, not each.
+    let mut count = MIN_ASKED;
+    while !left.is_empty() {
+        let later = left.split_off(left.len().min(count));
+        let asked = std::mem::replace(&mut left, later);
+        let statuses = probe_all(&asked, time, Instant::now() + time);
+        for (probe_address, status) in asked.into_iter().zip(statuses) {
+            match status {
+                PeerStatus::Failed(earlier) => return earlier,
+                PeerStatus::Alive { .. } => {
+                    if let Some(decided) = probe_address.report(&failure, time) {
+                        return decided;
+                    }
+                }
+                PeerStatus::Left | PeerStatus::Lost(_) => {}
+            }
+        }
+        count = (2 * count).min(MAX_CONCURRENT_PROBES);
+    }
     failure
 }
 
@@ -306,6 +347,49 @@ mod tests {
                 assert_eq!(members[rank].failure(), Some(one.clone()), "rank {rank}");
             }
         }
+    }
+
+    /// Addresses of processes that are stopped: the kernel connects, and nobody answers.
+    fn silent(count: usize) -> (Vec<TcpListener>, Vec<ProbeAddress>) {
+        let listeners: Vec<_> =
+            (0..count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).collect();
+        let address = |listener: &TcpListener| ProbeAddress {
+            id: 1,
+            host: Ipv4Addr::LOCALHOST.into(),
+            port: listener.local_addr().unwrap().port(),
+        };
+        let addresses = listeners.iter().map(address).collect();
+        (listeners, addresses)
+    }
+
+    #[test]
+    fn stopped_lower_ranks_delay_a_failure_together() {
+        const TIME: Duration = Duration::from_secs(1);
+        let (_stopped, mut addresses) = silent(12);
+        let members: Vec<_> = (0..2).map(|_| Liveness::new().unwrap()).collect();
+        addresses.extend(members.iter().map(|member| probe_address(member)));
+        let text = "another is lost".to_owned();
+        let failure = GroupFailure { kind: ErrorKind::Lost, ranks: vec![99], text };
+        let begun = Instant::now();
+        assert_eq!(end_group(&members[1], &addresses, 13, failure.clone(), TIME), failure);
+        // One after the other they would take 12 times the time.
+        assert!(begun.elapsed() < 8 * TIME, "{:?}", begun.elapsed());
+        assert_eq!(members[0].failure(), Some(failure));
+    }
+
+    #[test]
+    fn abort_fails_the_own_rank_first() {
+        let (stopped, mut addresses) = silent(1);
+        let own = Liveness::new().unwrap();
+        addresses.push(probe_address(&own));
+        let text = "enough".to_owned();
+        let failure = GroupFailure { kind: ErrorKind::Aborted, ranks: vec![], text };
+        thread::scope(|scope| {
+            scope.spawn(|| abort_group(&own, &addresses, 1, failure.clone(), TIME));
+            let reported = stopped[0].accept().unwrap();
+            assert_eq!(own.failure(), Some(failure.clone()));
+            drop(reported);
+        });
     }
 
     #[test]

@@ -594,7 +594,12 @@ impl RecvFlowOwner for TcpReceiver {
             if queue.is_peer_done() || queue.cause.is_empty() {
                 ("the peer closed the connection".to_owned(), ErrorKind::Remote)
             } else {
-                (format!("all flows are lost ({})", queue.cause), ErrorKind::Remote)
+                let what = format!(
+                    "all flows are lost ({}) and the peer opened no other within {} ms",
+                    queue.cause,
+                    timeout.as_millis()
+                );
+                (what, ErrorKind::Remote)
             }
         };
         self.fail(kind, &what);
