@@ -281,12 +281,21 @@ func TestKueueWorkloadReturnsQuotaAfterTimeout(t *testing.T) {
 	p := newPolicy(t, "quota", func(s *evenkeel.NetworkCheckPolicySpec) { s.Gate.OnTimeout = evenkeel.GateWait })
 	admissionCheck(t, "quota", "quota")
 	w := reservedWorkload(t, "quota", "quota", "quota-0", "quota-1")
-	isAnswered(t, w, "quota", "Pending", "runs")
+	answer := isAnswered(t, w, "quota", "Pending", "runs")
+	// Kueue keeps the delay of an answer that it has read, as its own.
+	answer["requeueAfterSeconds"] = int64(1800)
+	kept := &unstructured.Unstructured{Object: map[string]any{"status": map[string]any{"admissionChecks": []any{answer}}}}
+	kept.SetGroupVersionKind(w.GroupVersionKind())
+	kept.SetNamespace(w.GetNamespace())
+	kept.SetName(w.GetName())
+	if err := admin.Status().Apply(t.Context(), client.ApplyConfigurationFromUnstructured(kept), client.FieldOwner("kueue-admission"), client.ForceOwnership); err != nil {
+		t.Fatal(err)
+	}
 	calendar.advance(time.Hour)
 	if err := admin.Patch(t.Context(), &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: p.Name}}, client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"freshnessSeconds": 7200}}`))); err != nil {
 		t.Fatal(err)
 	}
-	if answer := isAnswered(t, w, "quota", "Retry", "quota-0, quota-1"); answer["requeueAfterSeconds"] != nil {
+	if answer := isAnswered(t, w, "quota", "Retry", "quota-0, quota-1"); answer["requeueAfterSeconds"] != int64(0) {
 		t.Errorf("Kueue keeps the quota of a workload that waits %v s", answer["requeueAfterSeconds"])
 	}
 }

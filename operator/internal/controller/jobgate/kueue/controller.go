@@ -198,13 +198,18 @@ func (c *Reconciler) listWaiting(ctx context.Context, ours map[string]string) ([
 // updateState writes the state of the workload's check, if the decision changed.
 func (c *Reconciler) updateState(ctx context.Context, w pendingCheck, d gate.Decision, changed bool) error {
 	state, after := stateFor(d, c.retried(w))
-	if state == stateRetry && !c.optionalFields(ctx, w.object.GroupVersionKind()).requeueAfterSeconds {
+	canDelay := c.optionalFields(ctx, w.object.GroupVersionKind()).requeueAfterSeconds
+	if state == stateRetry && !canDelay {
 		// Kueue would choose again at once. So the workload keeps its quota until then.
 		if at := w.since.Add(after); d.Action == gate.Reassign && c.Clock.Now().Before(at) {
 			state = statePending
 			c.next = earlier(c.next, at)
 		}
-		after = 0
+	}
+	var delay *time.Duration
+	if state == stateRetry && canDelay {
+		// Zero too: Kueue keeps the delay of an earlier answer where there is none.
+		delay = &after
 	}
 	if state == statePending && !changed {
 		return nil
@@ -217,7 +222,7 @@ func (c *Reconciler) updateState(ctx context.Context, w pendingCheck, d gate.Dec
 	if err := events.Write(ctx, c.Client, events.New(about, severity, d.Reason, d.Message, c.Clock.Now())); err != nil {
 		return err
 	}
-	written, err := writeState(ctx, c.Client, w, state, d.Message, after, c.Clock.Now())
+	written, err := writeState(ctx, c.Client, w, state, d.Message, delay, c.Clock.Now())
 	if err != nil {
 		c.fields = nil // the cluster may have another version of Kueue now
 		return err
@@ -253,13 +258,13 @@ func (c *Reconciler) optionalFields(ctx context.Context, kind schema.GroupVersio
 	return *c.fields
 }
 
-// writeState writes the state of one check of a workload. It is not written if somebody changed the workload meanwhile.
-func writeState(ctx context.Context, c client.Client, w pendingCheck, state, message string, after time.Duration, now time.Time) (written bool, err error) {
+// writeState writes the state of one check of a workload; nil: without a delay before Kueue tries again. It is not written if somebody changed the workload meanwhile.
+func writeState(ctx context.Context, c client.Client, w pendingCheck, state, message string, delay *time.Duration, now time.Time) (written bool, err error) {
 	entry := map[string]any{
 		"name": w.check, "state": state, "message": message, "lastTransitionTime": now.UTC().Format(time.RFC3339),
 	}
-	if after > 0 {
-		entry["requeueAfterSeconds"] = int64(after / time.Second)
+	if delay != nil {
+		entry["requeueAfterSeconds"] = int64(*delay / time.Second)
 	}
 	return applyStatus(ctx, c, w.object, map[string]any{"admissionChecks": []any{entry}})
 }

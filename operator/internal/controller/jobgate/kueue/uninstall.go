@@ -42,7 +42,7 @@ func ListPending(ctx context.Context, c client.Client, now clock.PassiveClock) (
 			items = append(items, sweep.Item{
 				Name: fmt.Sprintf("check %s of Kueue's workload %s/%s", w.check, workload.GetNamespace(), workload.GetName()),
 				Remove: func(ctx context.Context) error {
-					_, err := writeState(ctx, c, w, stateReady, messageUninstalled, 0, now.Now())
+					_, err := writeState(ctx, c, w, stateReady, messageUninstalled, nil, now.Now())
 					return err
 				},
 			})
