@@ -115,9 +115,16 @@ func (r *ResultRecorder) Reconcile(ctx context.Context, request reconcile.Reques
 	return reconcile.Result{}, nil
 }
 
-// boundEvents returns the first of the Events that are not nil.
+// boundEvents returns some of the Events that are not nil, warnings first.
 func boundEvents(all []*corev1.Event) []*corev1.Event {
 	all = slices.DeleteFunc(all, func(e *corev1.Event) bool { return e == nil })
+	rank := func(e *corev1.Event) int {
+		if e.Type == corev1.EventTypeWarning {
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(all, func(a, b *corev1.Event) int { return rank(a) - rank(b) })
 	return all[:min(len(all), maxNodeEvents)]
 }
 
