@@ -29,15 +29,9 @@ use crate::sys;
 use crate::tcp::MAX_FLOW_SLOTS;
 use crate::tcp::chunk_checksum::ChunkChecksum;
 use crate::tcp::recv_flow::{self, FlowEnd, ReadStage, ReadState, RecvFlowOwner, ReplyState};
-use crate::tcp::recv_queue::{self, FlowEntry};
+use crate::tcp::recv_queue::{self, CLOSED_TIMEOUT, FlowEntry, RESET_TIMEOUT};
 use crate::telemetry::counters::FlowCounters;
 use crate::telemetry::metrics::{ConnectionObservation, FlowObservation, Observed};
-
-/// How long a receiver whose flows were closed waits for a new one. A live sender has noticed it too, and opens one at once.
-const CLOSED_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long a receiver waits of whose flows one was reset. Something on the path may have done it, and may let nothing through
-/// for a while. A live sender dials again and again.
-const RESET_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Inbound for TcpReceiver {
     fn base(&self) -> &Base {
@@ -112,6 +106,7 @@ impl TcpReceiver {
                 is_sender_open: false,
                 highest: 0,
                 last_suspect: 0,
+                last_trouble: None,
                 is_starved: false,
                 cause: String::new(),
                 closes_at: None,
@@ -404,12 +399,8 @@ impl RecvFlowOwner for TcpReceiver {
         let mut memory = None;
         let mut queue = lock(&self.queue);
         queue.is_sender_open = true;
-        let last_suspect = queue.last_suspect;
-        if queue.flows.get(slot).is_some_and(|entry| {
-            entry.as_ref().is_some_and(|entry| entry.flow.number > last_suspect)
-        }) {
-            queue.replacement_timeout = CLOSED_TIMEOUT;
-        }
+        let number = queue.flows.get(slot).and_then(|entry| Some(entry.as_ref()?.flow.number));
+        queue.heard_from(number.unwrap_or(0));
         Ok(loop {
             break match queue.reassembly.reserve(&chunk, at)? {
                 ChunkAction::Deliver { payload, end } => {
@@ -902,9 +893,19 @@ mod tests {
         receiver.join(7, near, |_, _| Ok(())).unwrap();
         far.write_all(&part(1024, 976)).unwrap();
         assert_eq!(test_support::until(|| request.test().unwrap()), 2000);
-        let memory = Box::leak(vec![0; 8].into_boxed_slice());
-        let _next = TcpReceiver::recv(&receiver, RecvBuffer::from_static(memory)).unwrap().unwrap();
-        // The sender gets through, so its process is gone.
+        let _next = post(&receiver, 2000);
+        // The sender got through, and may still take flows for alive that were reset here.
+        far.shutdown(Shutdown::Write).unwrap();
+        no_flow_is_left();
+        assert!(!fails_after(RESET_TIMEOUT / 2), "soon after a reset");
+        let (near, mut far) = flow();
+        receiver.join(8, near, |_, _| Ok(())).unwrap();
+        lock(&receiver.queue).last_trouble = Instant::now().checked_sub(RESET_TIMEOUT);
+        far.write_all(&part_of(1, 2000, 0, 1024)).unwrap();
+        test_support::until(|| {
+            (lock(&receiver.queue).replacement_timeout == CLOSED_TIMEOUT).then_some(())
+        });
+        // Now its process is gone.
         far.shutdown(Shutdown::Write).unwrap();
         no_flow_is_left();
         assert!(fails_after(2 * CLOSED_TIMEOUT), "after a flow that was closed");

@@ -10,6 +10,12 @@ use crate::connection::tag_matching::TagMatcher;
 use crate::connection::unexpected::UnexpectedMemory;
 use crate::memory::buffers::RecvBuffer;
 
+/// How long a receiver whose flows were closed waits for a new one. A live sender has noticed it too, and opens one at once.
+pub(super) const CLOSED_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long a receiver waits of whose flows one was reset. Something on the path may have done it, and may let nothing through
+/// for a while. A live sender dials again and again.
+pub(super) const RESET_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Guarded by the lock of its connection, whose flows are of type `F`.
 pub(super) struct RecvQueue<F> {
     pub(super) reassembly: Reassembly<Posted>,
@@ -27,6 +33,8 @@ pub(super) struct RecvQueue<F> {
     pub(super) highest: u32,
     /// What that was when the time was prolonged last. A chunk on a later flow shows that the sender gets through.
     pub(super) last_suspect: u32,
+    /// When a flow was ended by anything but its sender the last time.
+    pub(super) last_trouble: Option<Instant>,
     /// Whether a flow waits for memory of an unexpected message.
     pub(super) is_starved: bool,
     /// Why the last flow ended.
@@ -70,6 +78,19 @@ impl<F> RecvQueue<F> {
     pub(super) fn prolong(&mut self, timeout: Duration) {
         self.replacement_timeout = self.replacement_timeout.max(timeout);
         self.last_suspect = self.highest;
+        self.last_trouble = Some(Instant::now());
+    }
+
+    /// A chunk has come by this flow. One that is newer than the trouble shows that the sender gets through again. It may still
+    /// not know of all flows that ended here, and close the one that it got through by, since it takes them for alive. So the
+    /// trouble is over when nothing follows it for a while.
+    pub(super) fn heard_from(&mut self, number: u32) {
+        if self.replacement_timeout <= CLOSED_TIMEOUT || number <= self.last_suspect {
+            return;
+        }
+        let is_over = self.last_trouble.is_none_or(|at| at.elapsed() >= RESET_TIMEOUT);
+        let timeout = if is_over { CLOSED_TIMEOUT } else { RESET_TIMEOUT };
+        self.replacement_timeout = self.replacement_timeout.min(timeout);
     }
 
     /// Posts a buffer for the next message. Returns the message's number.
