@@ -97,11 +97,33 @@ func (r report) markdown() []byte {
 	}
 	b.WriteString("\n")
 	table.Markdown(&b)
+	r.limits(&b)
 	b.WriteString("\n" + otherPages)
 	for _, c := range r.cases {
 		c.details(&b)
 	}
 	return b.Bytes()
+}
+
+// limits says of the cases that miss a goal what limits them.
+func (r report) limits(b *bytes.Buffer) {
+	titles := map[string][]string{}
+	var order []string
+	for _, c := range r.cases {
+		missed := slices.ContainsFunc(c.goalResults(), func(v goalResult) bool { return v.reached == page.YesNo(false) })
+		if text := c.testCase.limits; missed && text != "" {
+			if titles[text] == nil {
+				order = append(order, text)
+			}
+			titles[text] = append(titles[text], c.testCase.title)
+		}
+	}
+	if len(order) > 0 {
+		b.WriteString("\nWhat limits the cases that miss a goal:\n\n")
+	}
+	for _, text := range order {
+		fmt.Fprintf(b, "* %s: %s.\n", strings.Join(titles[text], "; "), text)
+	}
 }
 
 // wireLimit is the network's limit of a quantity; empty where only the processors limit it.

@@ -186,3 +186,13 @@ func TestResultCacheAddsCasesOfThisMachine(t *testing.T) {
 		t.Errorf("full runs include quick ones: %+v, %v", c, err)
 	}
 }
+
+func TestPageSaysWhatLimitsMissedGoals(t *testing.T) {
+	missed := result([]goal{{of: medianRate, figure: 3}}, []float64{4}, []float64{2}, 0)
+	reached := result([]goal{{of: medianRate, figure: 1}}, []float64{4}, []float64{2}, 0)
+	missed.testCase.limits, reached.testCase.limits = "the moon", "the sun"
+	text := string(report{cases: []caseResult{missed, missed, reached}}.markdown())
+	if want := "\n* a test; a test: the moon.\n"; !strings.Contains(text, want) || strings.Contains(text, "the sun") {
+		t.Errorf("no %q, or a limit of what was reached, in\n%s", want, text)
+	}
+}
