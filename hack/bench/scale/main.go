@@ -122,6 +122,8 @@ type benchCase struct {
 func (c benchCase) String() string {
 	kind := "Evenkeel"
 	switch {
+	case c.plainSockets == 1:
+		kind = "1 plain socket"
 	case c.plainSockets > 0:
 		kind = fmt.Sprintf("%d plain sockets", c.plainSockets)
 	case c.flows == 1:
