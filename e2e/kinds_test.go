@@ -150,6 +150,13 @@ func TestKindsAreHeldReleasedAndInjected(t *testing.T) {
 		jobKinds[name] = kind
 	}
 	each("held", func(t *testing.T, k jobKind, ns string) { k.isHeld(t, ns) })
+	// A gate's mark alone holds nothing. By now every other kind has been seen waiting too, and each controller had the time to start pods.
+	each("no pod started", func(t *testing.T, k jobKind, ns string) {
+		started, err := startedPods(t.Context(), ns)
+		if err != nil || len(started) > 0 {
+			t.Errorf("started while they were held: %s, %v", strings.Join(started, ", "), err)
+		}
+	})
 	release()
 	each("released", func(t *testing.T, k jobKind, ns string) { k.isReleased(t, ns) })
 	var checks evenkeel.NetworkCheckList
@@ -176,6 +183,18 @@ func injectedPods(ctx context.Context, namespace string) ([]corev1.Pod, error) {
 	var list corev1.PodList
 	err := cluster.Client.List(ctx, &list, client.InNamespace(namespace))
 	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.Annotations[evenkeel.InjectedKey] == "" }), err
+}
+
+// startedPods names the pods of the namespace, injected or not, that have a node or have left the phase Pending.
+func startedPods(ctx context.Context, namespace string) (started []string, err error) {
+	var list corev1.PodList
+	err = cluster.Client.List(ctx, &list, client.InNamespace(namespace))
+	for _, p := range list.Items {
+		if p.Spec.NodeName != "" || p.Status.Phase != corev1.PodPending {
+			started = append(started, fmt.Sprintf("%s (%s on %q)", p.Name, p.Status.Phase, p.Spec.NodeName))
+		}
+	}
+	return started, err
 }
 
 // isHeld creates the objects, and waits until the job is suspended, or until its pods wait.
