@@ -47,11 +47,11 @@ impl<T> PooledRequest<T> {
     /// Takes the operation out once it is done, which frees the request.
     pub(crate) fn take_if_done(
         &self,
-        is_done: impl FnOnce(&T) -> Result<bool, PluginError>,
+        is_done: impl FnOnce(&mut T) -> Result<bool, PluginError>,
     ) -> Result<Option<T>, PluginError> {
         let mut operation = lock(&self.0);
         let pending = operation
-            .as_ref()
+            .as_mut()
             .ok_or_else(|| PluginError::internal("test of a finished request"))?;
         Ok(if is_done(pending)? { operation.take() } else { None })
     }
@@ -61,7 +61,7 @@ impl<T> PooledRequest<T> {
 mod tests {
     use super::*;
 
-    fn done(_: &usize) -> Result<bool, PluginError> {
+    fn done(_: &mut usize) -> Result<bool, PluginError> {
         Ok(true)
     }
 

@@ -132,6 +132,16 @@ impl CollNetListenComm {
     }
 }
 
+/// Minimum number of times that NCCL tests an operation before it is reported.
+///
+/// NCCL before 2.20, and RCCL with it, publishes results before it has published where they are. For host memory its
+/// `recvProxyProgress` counts a step as flushed when it is received, and sets `tail` to the count of flushed steps, though
+/// it has set the offsets of transmitted steps only. A step that is received or posted delays the transmission. So two
+/// steps that are done shortly after each other make the kernel read the second at a wrong offset: a wrong sum. NCCL tests
+/// the oldest operation of a group of channels once in each pass over its proxies. Between two results it needs one pass to
+/// receive, one to transmit, and up to 8 (`NCCL_STEPS`) to post buffers.
+const MIN_TESTS: u32 = 10;
+
 /// NCCL's CollNet comm.
 #[repr(C)]
 pub(crate) struct CollNetComm {
@@ -146,6 +156,8 @@ pub(crate) struct AllReduce {
     client: Arc<Client>,
     ticket: Ticket,
     bytes: usize,
+    /// Number of times that NCCL has tested it.
+    tests: u32,
 }
 
 impl CollNetComm {
@@ -161,14 +173,17 @@ impl CollNetComm {
         self.requests.start(|| {
             let ticket = self.client.all_reduce(from, to, kind, op)?;
             let client = Arc::clone(&self.client);
-            Ok(ticket.map(|ticket| AllReduce { client, ticket, bytes: to.length() }))
+            Ok(ticket.map(|ticket| AllReduce { client, ticket, bytes: to.length(), tests: 0 }))
         })
     }
 }
 
 impl AllReduce {
-    pub(super) fn is_done(&self) -> Result<bool, PluginError> {
-        Ok(self.client.test(&self.ticket)?)
+    /// Whether NCCL may be told that it is done. To be called once for each test of NCCL's; see [`MIN_TESTS`].
+    pub(super) fn is_done(&mut self) -> Result<bool, PluginError> {
+        self.tests = self.tests.saturating_add(1);
+        // The client counts an operation that it has reported as complete, too.
+        Ok(self.client.test(&self.ticket)? && self.tests >= MIN_TESTS)
     }
 
     pub(super) fn bytes(&self) -> usize {

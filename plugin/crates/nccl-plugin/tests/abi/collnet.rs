@@ -322,6 +322,34 @@ fn child_full() {
 }
 
 #[test]
+fn results_are_reported_after_ten_tests() {
+    run_in_child_process("collnet::child_spaced", &[]);
+}
+
+#[test]
+#[ignore = "part of another test"]
+fn child_spaced() {
+    let server = server();
+    set_servers(&[&server]);
+    let coll = CollNet::init(6);
+    let (listener, handle) = coll.listen();
+    let comm = coll.connect(&[handle], 0, listener).unwrap();
+    let from = vec![1.0; 1000];
+    let mut to = vec![vec![0.0; from.len()]; 2];
+    let mut requests = to.iter_mut().map(|to| {
+        // SAFETY: both live until the request is finished.
+        unsafe { coll.all_reduce(comm, &from, to) }.unwrap().unwrap()
+    });
+    let (first, second) = (requests.next().unwrap(), requests.next().unwrap());
+    until("the second sum", || coll.test(second).transpose()).unwrap().unwrap();
+    // So the first is complete, too.
+    let early = (1..).find(|_| coll.test(first).unwrap().is_some());
+    assert_eq!(early, Some(10), "number of tests until it is reported");
+    coll.close(comm, listener);
+    coll.finalize();
+}
+
+#[test]
 fn data_types_and_reductions_match_the_kernels() {
     run_in_child_process("collnet::child_support", &[]);
 }
