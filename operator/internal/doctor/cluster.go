@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/version"
@@ -118,6 +119,16 @@ func profiles(list []evenkeel.NetworkProfile) []Finding {
 			all = append(all, Finding{"profiles", Problem, p.Name + ": " + ready.Message, "change the profile or these nodes"})
 		default:
 			all = append(all, Finding{"profiles", OK, p.Name + ": " + ready.Message, ""})
+		}
+		if c := meta.FindStatusCondition(p.Status.Conditions, evenkeel.ConditionImagesMatch); c != nil {
+			switch c.Status {
+			case metav1.ConditionFalse:
+				all = append(all, Finding{"versions", Problem, p.Name + ": " + c.Message, "until then its jobs get no reduction servers"})
+			case metav1.ConditionUnknown:
+				all = append(all, Finding{"versions", Note, p.Name + ": " + c.Message, ""})
+			case metav1.ConditionTrue:
+				all = append(all, Finding{"versions", OK, p.Name + ": " + c.Message, ""})
+			}
 		}
 		c := meta.FindStatusCondition(p.Status.Conditions, evenkeel.ConditionRDMA)
 		if c == nil || c.Status == "True" {

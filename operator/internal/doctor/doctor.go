@@ -50,8 +50,12 @@ type Doctor struct {
 	Now       time.Time
 }
 
-// maxNamed is the length in bytes of a list of names.
-const maxNamed = 160
+const (
+	// maxNamed is the length in bytes of a list of names.
+	maxNamed = 160
+	// maxMessage is the length in bytes of a message that pods have a share in.
+	maxMessage = 512
+)
 
 // state is what several checks look at.
 type state struct {
@@ -105,6 +109,7 @@ func (d *Doctor) Examine(ctx context.Context) ([]Finding, error) {
 		checks = append(checks, d.deployments, d.admission, d.certificate, d.registries, d.namespaces)
 		all = append(all, profiles(s.profiles)...)
 		all = append(all, plugin(s.pods)...)
+		all = append(all, versions(s.pods)...)
 	}
 	for _, check := range checks {
 		findings, err := check(ctx, s)

@@ -57,6 +57,7 @@ func TestDoctorFindings(t *testing.T) {
 		return p
 	}
 	ready := condition(evenkeel.ConditionReady, metav1.ConditionTrue, "fine")
+	const reported = "Loaded 2026-11-23T07:00:00Z version 0.1.0, protocol "
 	for name, test := range map[string]struct {
 		findings []Finding
 		want     []string // "Status check text"
@@ -76,7 +77,16 @@ func TestDoctorFindings(t *testing.T) {
 		"an unseen profile": {profiles([]evenkeel.NetworkProfile{profile("TCP", nil, 0)}), []string{"Problem profiles default: the controller has not looked at it"}},
 		"nodes are too old": {profiles([]evenkeel.NetworkProfile{profile("TCP", condition(evenkeel.ConditionReady, metav1.ConditionFalse, "1 of 2 nodes"), 0)}), []string{"Problem profiles default: 1 of 2 nodes"}},
 		"RDMA is required":  {profiles([]evenkeel.NetworkProfile{profile("RDMA", append(condition(evenkeel.ConditionRDMA, metav1.ConditionFalse, "none of 2 nodes"), ready...), 0)}), []string{"OK profiles", "Problem rdma default requires RDMA: none of 2 nodes"}},
-		"RDMA on some":      {profiles([]evenkeel.NetworkProfile{profile("Auto", append(condition(evenkeel.ConditionRDMA, metav1.ConditionFalse, "1 of 2 nodes"), ready...), 1)}), []string{"OK profiles", "Note rdma default: 1 of 2 nodes"}},
+		"servers of another version": {profiles([]evenkeel.NetworkProfile{profile("TCP", append(condition(evenkeel.ConditionImagesMatch, metav1.ConditionFalse, "tags 1 and 2"), ready...), 0)}),
+			[]string{"OK profiles", "Problem versions default: tags 1 and 2"}},
+		"servers of some version": {profiles([]evenkeel.NetworkProfile{profile("TCP", append(condition(evenkeel.ConditionImagesMatch, metav1.ConditionUnknown, "no tags"), ready...), 0)}),
+			[]string{"OK profiles", "Note versions default: no tags"}},
+		"plugins of one version": {versions([]corev1.Pod{pod("a", annotated(reported+"7, devices: x")), pod("b", annotated(reported+"7, devices: y")), pod("c", annotated("Failed 2026-11-23T07:00:00Z version"))}),
+			[]string{"OK versions version 0.1.0, protocol 7: 2 pods"}},
+		"plugins of two versions": {versions([]corev1.Pod{pod("a", annotated(reported+"7, devices: x")), pod("b", annotated(reported+"6, devices: y"))}),
+			[]string{"Note versions version 0.1.0, protocol 6: 1 pod; version 0.1.0, protocol 7: 1 pod"}},
+		"no plugin has said its version": {versions(nil), nil},
+		"RDMA on some":                   {profiles([]evenkeel.NetworkProfile{profile("Auto", append(condition(evenkeel.ConditionRDMA, metav1.ConditionFalse, "1 of 2 nodes"), ready...), 1)}), []string{"OK profiles", "Note rdma default: 1 of 2 nodes"}},
 		"pods of every state": {plugin([]corev1.Pod{
 			pod("good", annotated("Loaded 2026-11-23T07:00:00Z version 0.1.0")),
 			pod("bad", annotated("Failed 2026-11-23T07:00:00Z EVENKEEL_FLOWS=many")),

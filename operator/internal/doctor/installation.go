@@ -43,7 +43,7 @@ func (d *Doctor) deployments(ctx context.Context, _ *state) ([]Finding, error) {
 		if deployment.Spec.Replicas != nil {
 			wanted = *deployment.Spec.Replicas
 		}
-		f := Finding{"operator", OK, fmt.Sprintf("%s: %d of %d replicas are available", deployment.Name, deployment.Status.AvailableReplicas, wanted), ""}
+		f := Finding{"operator", OK, fmt.Sprintf("%s: %d of %d replicas are available, with image %s", deployment.Name, deployment.Status.AvailableReplicas, wanted, imageOf(&deployment)), ""}
 		if deployment.Status.AvailableReplicas == 0 {
 			f.Status, f.Do = Problem, fmt.Sprintf("kubectl -n %s describe deployment %s", d.Namespace, deployment.Name)
 			for _, c := range deployment.Status.Conditions {
@@ -55,6 +55,14 @@ func (d *Doctor) deployments(ctx context.Context, _ *state) ([]Finding, error) {
 		all = append(all, f)
 	}
 	return all, nil
+}
+
+// imageOf is that of the Deployment's program.
+func imageOf(d *appsv1.Deployment) string {
+	if containers := d.Spec.Template.Spec.Containers; len(containers) > 0 {
+		return containers[0].Image
+	}
+	return "none"
 }
 
 // admission asks the API server, in a dry run, for a job of a profile that does not exist. A webhook that answers refuses it.

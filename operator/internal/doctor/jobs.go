@@ -61,6 +61,30 @@ func plugin(pods []corev1.Pod) []Finding {
 	return append(all, Finding{"glibc", Unknown, "the API does not show which glibc an image has; pods that report the plugin have 2.28 or later", "for another image: docker run --rm IMAGE ldd --version"})
 }
 
+// versions says which versions of the plugin run.
+func versions(pods []corev1.Pod) []Finding {
+	count := map[string]int{}
+	for i := range pods {
+		if pods[i].Status.Phase != corev1.PodRunning {
+			continue
+		}
+		if s, _ := pluginstatus.Of(&pods[i]); s.Version() != "" {
+			count[s.Version()]++
+		}
+	}
+	var known []string
+	for _, version := range slices.Sorted(maps.Keys(count)) {
+		known = append(known, version+": "+counted(count[version], "pod"))
+	}
+	switch {
+	case len(known) == 0:
+		return nil
+	case len(known) == 1:
+		return []Finding{{"versions", OK, known[0], ""}}
+	}
+	return []Finding{{"versions", Note, text.Clip(strings.Join(known, "; "), maxMessage), "jobs of their own may differ; pods of one job refuse each other if their protocols do (kubectl evenkeel why)"}}
+}
+
 // registries says whether the Secrets that profiles name exist where jobs need them, and are for the plugin's registry.
 func (d *Doctor) registries(ctx context.Context, s *state) ([]Finding, error) {
 	var all []Finding

@@ -57,6 +57,16 @@ func Of(pod metav1.Object) (s Status, known bool) {
 	return Status{}, false
 }
 
+// Version is the plugin's version and that of its protocol, as in "version 0.1.0, protocol 7"; empty: it is not known. Plugins of one
+// job refuse each other if they have different protocols.
+func (s Status) Version() string {
+	version, _, found := strings.Cut(s.Text, ", devices: ")
+	if s.Outcome != Loaded || !found || !strings.HasPrefix(version, "version ") {
+		return ""
+	}
+	return version
+}
+
 // String is the annotation's value.
 func (s Status) String() string {
 	return fmt.Sprintf("%s %s %s", s.Outcome, s.At.UTC().Format(time.RFC3339), s.Text)

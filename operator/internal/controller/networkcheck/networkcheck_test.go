@@ -140,6 +140,23 @@ func TestFinalStatusIsBounded(t *testing.T) {
 	}
 }
 
+// TestOtherVersionsFailNoNode has a benchmark that does not know an option of this controller, and plugins that refuse each other.
+func TestOtherVersionsFailNoNode(t *testing.T) {
+	for log, want := range map[string]string{
+		"error: unexpected argument '--device' found\n\nUsage: evenkeel-bench allreduce --json\n\nFor more information, try '--help'.\n": "runner.image",
+		"error: unrecognized subcommand 'allreduce'\n":        "runner.image",
+		"error: invalid value 'Gang' for '--stage <STAGE>'\n": "runner.image",
+		"error: rank 1 lost\nerror: rank 0: connect to 10.0.0.1:1: the peer has Evenkeel protocol version 6, this side has version 7\n": "protocol version 6",
+	} {
+		if m := parseMeasurement([]byte(log)); m.Outcome != pairing.Fault || !strings.Contains(m.Detail, want) {
+			t.Errorf("%q: %s %q, want a run that says nothing about the nodes, and %q", log, m.Outcome, m.Detail, want)
+		}
+	}
+	if m := parseMeasurement([]byte("error: rank 1 lost\n")); m.Outcome != pairing.Broken {
+		t.Errorf("%+v", m)
+	}
+}
+
 func TestQuantity(t *testing.T) {
 	for gigabytes, want := range map[float64]string{0.1: "100M", 46.1234: "46123M", 340: "340G", 0.0001: "100k"} {
 		if got := Quantity(gigabytes).String(); got != want {

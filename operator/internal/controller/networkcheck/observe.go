@@ -140,6 +140,8 @@ func parseMeasurement(log []byte) preflight.Measurement {
 		m.Outcome, m.BusBW, m.Detail = pairing.Broken, 0, report.Failure.Line
 	case report.Failure != nil && report.Failure.Kind == ncclout.FailureDriver:
 		m = faultMeasurement("no usable GPU driver: " + report.Failure.Line)
+	case report.Failure != nil && report.Failure.Kind == ncclout.FailureVersion:
+		m = faultMeasurement("the check's image or plugin has another version (see runner.image, preflight.benchImage and the profile's plugin): " + report.Failure.Line)
 	default:
 		m = faultMeasurement(err.Error())
 	}

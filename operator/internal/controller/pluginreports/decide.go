@@ -16,10 +16,15 @@ import (
 const (
 	ReasonPluginFailed      = "EvenkeelPluginFailed"
 	ReasonPluginNotReported = "EvenkeelPluginNotReported"
+	ReasonPluginVersions    = "EvenkeelPluginVersionsDiffer"
 )
 
-// maxNamed is the maximum number of pods named in an Event.
-const maxNamed = 5
+const (
+	// maxNamed is the maximum number of pods named in an Event.
+	maxNamed = 5
+	// maxVersions is the maximum number of versions named in an Event.
+	maxVersions = 3
+)
 
 // Times are how long pods may take to report. Processes of a job start NCCL together, but when they do depends on the program.
 type Times struct {
@@ -27,7 +32,7 @@ type Times struct {
 	AfterOthers time.Duration
 	// First is for the first one of a job, from the start of its containers.
 	First time.Duration
-	// Quiet is how long no pod has reported before failures are told, all in one Event.
+	// Quiet is how long no pod has reported before failures and versions are told, all in one Event.
 	Quiet time.Duration
 }
 
@@ -44,6 +49,15 @@ type findings struct {
 	silent             []metav1.PartialObjectMetadata
 	// grace is how long silent pods may run.
 	grace time.Duration
+	// versions are those of the plugin that pods have reported.
+	versions []version
+}
+
+// A version of the plugin, with the number of pods that have it and the name of one.
+type version struct {
+	text    string
+	pods    int
+	example string
 }
 
 // decide sorts the pods of a job by what the plugin in them has said.
@@ -68,6 +82,7 @@ func decide(pods []metav1.PartialObjectMetadata, times Times, now time.Time) fin
 		case pluginstatus.Failed:
 			f.failed = append(f.failed, pod)
 		case pluginstatus.Loaded:
+			f.addVersion(s.Version(), pod.Name)
 		}
 		f.reported++
 		if first.IsZero() || s.At.Before(first) {
@@ -83,7 +98,7 @@ func decide(pods []metav1.PartialObjectMetadata, times Times, now time.Time) fin
 		due = first.Add(times.AfterOthers)
 	}
 	switch {
-	case len(f.failed) > 0 && now.Before(last.Add(times.Quiet)):
+	case (len(f.failed) > 0 || len(f.versions) > 1) && now.Before(last.Add(times.Quiet)):
 		f.again = last.Add(times.Quiet)
 	case len(f.failed) == 0 && len(f.silent) > 0 && now.Before(due):
 		f.again = due
@@ -92,6 +107,18 @@ func decide(pods []metav1.PartialObjectMetadata, times Times, now time.Time) fin
 		f.silent = nil // not yet
 	}
 	return f
+}
+
+// addVersion counts a pod. More versions than are told are not kept.
+func (f *findings) addVersion(text, pod string) {
+	at := slices.IndexFunc(f.versions, func(v version) bool { return v.text == text })
+	switch {
+	case text == "":
+	case at >= 0:
+		f.versions[at].pods++
+	case len(f.versions) < maxVersions:
+		f.versions = append(f.versions, version{text, 1, pod})
+	}
 }
 
 // describe returns the Event of the job; no message: there is nothing to tell. Missing are the silent pods that should have
@@ -106,6 +133,16 @@ func (f findings) describe(missing []string) (reason, severity, message string) 
 		}
 		s, _ := pluginstatus.Of(&f.failed[0])
 		parts = append(parts, fmt.Sprintf("%d of %d pods run without the plugin, which refused to start: %s (%s: %s)", len(f.failed), f.expected, named(names), names[0], s.Text))
+	}
+	if len(f.versions) > 1 {
+		if reason == "" {
+			reason, severity = ReasonPluginVersions, corev1.EventTypeWarning
+		}
+		var known []string
+		for _, v := range f.versions {
+			known = append(known, fmt.Sprintf("%s in %d pods, such as %s", v.text, v.pods, v.example))
+		}
+		parts = append(parts, "plugins of different protocols refuse each other: "+strings.Join(known, "; ")+". Give all pods of the job one image or one profile")
 	}
 	if len(missing) > 0 {
 		if reason == "" {

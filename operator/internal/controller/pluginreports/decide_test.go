@@ -35,6 +35,10 @@ func said(outcome pluginstatus.Outcome, after time.Duration) string {
 func TestPluginReportsDecision(t *testing.T) {
 	const silent = evenkeel.PluginNotReported
 	times := DefaultTimes
+	version := func(version string) string {
+		return pluginstatus.Status{Outcome: pluginstatus.Loaded, At: start.Add(time.Minute), Text: version + ", devices: eth0 1000 Mb/s"}.String()
+	}
+	old, recent := version("version 0.1.0, protocol 6"), version("version 0.1.0, protocol 7")
 	loaded, failed := said(pluginstatus.Loaded, time.Minute), said(pluginstatus.Failed, time.Minute)
 	for name, test := range map[string]struct {
 		pods     []string
@@ -54,6 +58,10 @@ func TestPluginReportsDecision(t *testing.T) {
 		"failures are collected":             {pods: []string{loaded, failed}, now: time.Minute + time.Second, again: time.Minute + times.Quiet},
 		"one refuses":                        {pods: []string{loaded, failed}, now: 2 * time.Minute, severity: corev1.EventTypeWarning, words: []string{"1 of 2 pods run without the plugin", "p01: the text"}},
 		"one refuses, and silent ones later": {pods: []string{failed, silent}, now: 2 * time.Minute, severity: corev1.EventTypeWarning, words: []string{"1 of 2 pods run without"}},
+		"one version on two devices":         {pods: []string{recent, strings.Replace(recent, "eth0", "eth1", 1)}, now: time.Hour},
+		"two versions are collected":         {pods: []string{old, recent}, now: time.Minute + time.Second, again: time.Minute + times.Quiet},
+		"two versions refuse each other":     {pods: []string{recent, old, recent}, now: time.Hour, severity: corev1.EventTypeWarning, words: []string{"version 0.1.0, protocol 7 in 2 pods, such as p00", "version 0.1.0, protocol 6 in 1 pods, such as p01", "one image"}},
+		"two versions, and one refuses":      {pods: []string{recent, old, failed}, now: time.Hour, severity: corev1.EventTypeWarning, words: []string{"1 of 3 pods run without the plugin", "protocol 6"}},
 		"a pod without the plugin's address": {pods: []string{loaded, ""}, now: time.Hour},
 	} {
 		f := decide(podsOf(test.pods...), times, start.Add(test.now))

@@ -61,6 +61,9 @@ const (
 	FailureDriver FailureKind = "Driver"
 	// FailurePlugin is a plugin that could not be loaded.
 	FailurePlugin FailureKind = "Plugin"
+	// FailureVersion is programs of different versions: a benchmark that does not know what this program asks of it, or peers that
+	// refuse each other. It is inconclusive about the network.
+	FailureVersion FailureKind = "Version"
 	// FailureRun is everything else that the benchmark or NCCL reported: a lost rank, a refused connection.
 	FailureRun FailureKind = "Run"
 )
@@ -138,6 +141,8 @@ var (
 	averageBW   = regexp.MustCompile(`^#\s*Avg bus bandwidth\s*:\s*(\S+)\s*(OK|FAILED)?\s*$`)
 	ncclMessage = regexp.MustCompile(`\S*:\d+:\d+ \[-?\d+\] .*NCCL (INFO|WARN|TRACE)`)
 	driverGone  = regexp.MustCompile(`(?i)no CUDA-capable device|driver version is insufficient|libcuda\.so|driver not loaded|Invalid number of GPUs`)
+	usage       = regexp.MustCompile(`^error: (unexpected argument '|unrecognized subcommand '|invalid value '.*' for '-|the following required arguments )`)
+	otherPeer   = regexp.MustCompile(`the peer has (Evenkeel protocol version|version \d+ of the reduction protocol)`)
 	failed      = regexp.MustCompile(`^(error:|# error:)|Test (NCCL|CUDA) failure|NCCL WARN|Invalid number of GPUs`)
 )
 
@@ -228,7 +233,7 @@ func (p *parser) addNetwork(n Network) {
 	p.networks[n.Name] = n
 }
 
-// failure records the first cause. A missing driver or plugin takes precedence: it explains the other failures.
+// failure records the first cause. A missing driver or plugin, or another version, takes precedence: it explains the other failures.
 func (p *parser) failure(line string) {
 	kind := FailureRun
 	switch {
@@ -236,6 +241,8 @@ func (p *parser) failure(line string) {
 		kind = FailureDriver
 	case strings.Contains(line, "no plugin loaded"):
 		kind = FailurePlugin
+	case usage.MatchString(line), otherPeer.MatchString(line):
+		kind = FailureVersion
 	}
 	if p.report.Failure == nil || (p.report.Failure.Kind == FailureRun && kind != FailureRun) {
 		p.report.Failure = &Failure{Kind: kind, Line: oneLine(line)}

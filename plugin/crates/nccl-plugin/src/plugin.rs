@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use evenkeel_protocol::PROTOCOL_VERSION;
 use evenkeel_transport::report::{Outcome, report};
 use evenkeel_transport::sync::lock;
 use evenkeel_transport::{Log, Settings, Transport};
@@ -61,8 +62,11 @@ impl Plugin {
             .iter()
             .map(|device| format!("{} {} Mb/s", device.name(), device.speed()))
             .collect();
-        let status =
-            format!("version {}, devices: {}", env!("CARGO_PKG_VERSION"), devices.join(", "));
+        let status = format!(
+            "version {}, protocol {PROTOCOL_VERSION}, devices: {}",
+            env!("CARGO_PKG_VERSION"),
+            devices.join(", ")
+        );
         LOG.info(&format!("evenkeel: {status}"));
         report(Outcome::Loaded, &status);
         if let Some(folder) = status_folder {

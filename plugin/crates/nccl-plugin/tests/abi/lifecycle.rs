@@ -5,6 +5,7 @@ use std::net::UdpSocket;
 use std::{env, fs};
 
 use evenkeel_nccl_abi::INVALID_USAGE;
+use evenkeel_protocol::PROTOCOL_VERSION;
 use evenkeel_testkit::TestRng;
 
 use crate::harness::{Net, log_lines, pattern, run_in_child_process, until};
@@ -156,8 +157,12 @@ fn child_status() {
 fn report_says_whether_the_plugin_is_used() {
     let controller = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = controller.local_addr().unwrap().to_string();
+    let loaded = format!(
+        "Loaded\nversion {}, protocol {PROTOCOL_VERSION}, devices: ",
+        env!("CARGO_PKG_VERSION")
+    );
     for (test, setting, outcome) in [
-        ("lifecycle::child_report", ("EVENKEEL_FLOWS", "2"), "Loaded\nversion "),
+        ("lifecycle::child_report", ("EVENKEEL_FLOWS", "2"), loaded.as_str()),
         ("lifecycle::child_bad_setting", ("EVENKEEL_FLOWS", "many"), "Failed\nEVENKEEL_FLOWS="),
     ] {
         let report = [("EVENKEEL_REPORT", address.as_str()), ("EVENKEEL_POD_UID", "one-pod")];
