@@ -1,7 +1,10 @@
 package gate
 
 import (
+	"encoding/json"
+	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/component-helpers/resource"
@@ -12,47 +15,77 @@ import (
 // gang is the pods of a job for which nodes need room: those with accelerators, or all if none has any.
 type gang struct {
 	count int
+	// specs has one pod of each shape, and shapes says which shapes there are.
+	specs  []*corev1.PodSpec
+	shapes string
 	// kinds are the accelerators that one pod requests, each combination once.
 	kinds []map[corev1.ResourceName]int64
 }
 
 // newGang counts the pods, one spec for each.
 func newGang(pods []*corev1.PodSpec) gang {
-	requests := map[*corev1.PodSpec]map[corev1.ResourceName]int64{}
+	type member struct {
+		shape string
+		uses  bool
+	}
+	known := make(map[*corev1.PodSpec]member, 4)
+	first := make(map[string]*corev1.PodSpec, 4)
 	with := 0
+	var kinds []map[corev1.ResourceName]int64
 	for _, spec := range pods {
-		if _, known := requests[spec]; !known {
-			requests[spec] = accelerators(spec)
+		m, had := known[spec]
+		if !had {
+			requests := resource.PodRequests(&corev1.Pod{Spec: *spec}, resource.PodResourcesOptions{})
+			uses := accelerators(requests)
+			m = member{shapeOf(spec, requests), len(uses) > 0}
+			known[spec] = m
+			if first[m.shape] == nil {
+				first[m.shape] = spec
+				if m.uses {
+					kinds = append(kinds, uses)
+				}
+			}
 		}
-		if len(requests[spec]) > 0 {
+		if m.uses {
 			with++
 		}
 	}
-	g := gang{count: len(pods)}
+	g := gang{count: len(pods), kinds: kinds}
 	if with > 0 {
 		g.count = with
-		for _, spec := range distinct(pods) {
-			if len(requests[spec]) > 0 {
-				g.kinds = append(g.kinds, requests[spec])
-			}
-		}
 	}
+	shapes := make([]string, 0, len(first))
+	for shape, spec := range first {
+		shapes, g.specs = append(shapes, shape), append(g.specs, spec)
+	}
+	slices.Sort(shapes)
+	g.shapes = strings.Join(shapes, "\n")
 	return g
 }
 
-// distinct returns each spec once.
-func distinct(pods []*corev1.PodSpec) []*corev1.PodSpec {
-	seen := make(map[*corev1.PodSpec]bool, 4)
-	return slices.DeleteFunc(slices.Clone(pods), func(spec *corev1.PodSpec) bool {
-		had := seen[spec]
-		seen[spec] = true
-		return had
-	})
+// shapeOf is what decides which nodes a pod may run on, and what it takes of them. Pods of one template differ in the rest, such as
+// their names and volumes.
+func shapeOf(spec *corev1.PodSpec, requests corev1.ResourceList) string {
+	shape := struct {
+		Node        string
+		Selector    map[string]string
+		Required    *corev1.NodeSelector
+		Tolerations []corev1.Toleration
+		Requests    corev1.ResourceList
+	}{spec.NodeName, spec.NodeSelector, nil, spec.Tolerations, requests}
+	if a := spec.Affinity; a != nil && a.NodeAffinity != nil {
+		shape.Required = a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	}
+	text, err := json.Marshal(shape)
+	if err != nil {
+		return fmt.Sprintf("%p", spec) // a shape of its own
+	}
+	return string(text)
 }
 
-func accelerators(spec *corev1.PodSpec) map[corev1.ResourceName]int64 {
+func accelerators(requests corev1.ResourceList) map[corev1.ResourceName]int64 {
 	counts := map[corev1.ResourceName]int64{}
-	for name, quantity := range resource.PodRequests(&corev1.Pod{Spec: *spec}, resource.PodResourcesOptions{}) {
+	for name, quantity := range requests {
 		if accelerator.IsResource(name) && quantity.Sign() > 0 {
 			counts[name] = quantity.Value()
 		}

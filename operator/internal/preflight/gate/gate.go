@@ -131,19 +131,28 @@ func Mandatory(policies []evenkeel.NetworkCheckPolicy, profile string) *evenkeel
 
 // A Snapshot is the state of the cluster that decisions are made from.
 type Snapshot struct {
-	nodes    []corev1.Node
+	nodes    []*corev1.Node // by name
 	states   map[string]*evenkeel.NodeNetworkHealthStatus
 	markers  map[string]health.Markers
 	policies []evenkeel.NetworkCheckPolicy
 	policyOf map[string]*evenkeel.NetworkCheckPolicy
 	// ready is the number of ready nodes of each policy that nobody uses.
-	ready  map[string]int
-	checks []evenkeel.NetworkCheck
-	use    NodeUse
-	// claimed is the room on nodes that jobs which were decided about before will take.
-	claimed map[string]int
+	ready map[string]int
+	// running are the checks that have not ended. Order is negative for nodes that those for jobs test, and positive for others'.
+	running []*evenkeel.NetworkCheck
+	order   map[string]int
+	// refused is the first check of a policy's node that could not be run.
+	refused map[policyNode]*evenkeel.NetworkCheck
+	use     NodeUse
 	now     time.Time
+
+	reaches map[string]*reach
+	// claims is the room on nodes that jobs which were decided about before will take, and claimed its sum for each node.
+	claims  []claim
+	claimed map[string]int
 }
+
+type policyNode struct{ policy, node string }
 
 // NodeUse says who uses the accelerators of a node.
 type NodeUse interface {
@@ -156,80 +165,44 @@ type NodeUse interface {
 // NewSnapshot makes a Snapshot. The checks may include some that belong to no policy.
 func NewSnapshot(nodes []corev1.Node, states map[string]*evenkeel.NodeNetworkHealthStatus, policies []evenkeel.NetworkCheckPolicy, checks []evenkeel.NetworkCheck, use NodeUse, now time.Time) *Snapshot {
 	marks, _ := health.Evaluate(nodes, states, policies, now)
-	w := &Snapshot{nodes: nodes, states: states, markers: marks, policies: policies, policyOf: health.PolicyByNode(nodes, policies), ready: map[string]int{}, checks: checks, use: use, claimed: map[string]int{}, now: now}
+	w := &Snapshot{
+		states: states, markers: marks, policies: policies, policyOf: health.PolicyByNode(nodes, policies), ready: map[string]int{},
+		order: map[string]int{}, refused: map[policyNode]*evenkeel.NetworkCheck{}, use: use, now: now,
+		reaches: map[string]*reach{}, claimed: map[string]int{},
+	}
 	for i := range nodes {
+		w.nodes = append(w.nodes, &nodes[i])
 		if p := w.policyOf[nodes[i].Name]; p != nil && IsReady(&nodes[i]) && w.canTest(&nodes[i], p) {
 			w.ready[p.Name]++
 		}
 	}
+	slices.SortFunc(w.nodes, func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
+	for i := range checks {
+		w.addCheck(&checks[i])
+	}
 	return w
 }
 
-// candidates are the nodes that a job may run on, by their health.
-type candidates struct {
-	healthy, unhealthy []string
-	// unproven are those that can be checked now. busy are unproven too, and have no room for the job or are in use by others: it
-	// does not wait for them.
-	unproven, busy []string
-	// room is how many of its pods each healthy or unproven node has room for, and proven the sum over the healthy ones.
-	room   map[string]int
-	proven int
-	// unlabeled are unhealthy nodes without the label by which pods avoid them.
-	unlabeled []string
-	// others is set if there are unproven nodes that it does not wait for.
-	others bool
-	// assigned are unproven nodes that were assigned to the job.
-	assigned []string
-	// assignedUnhealthy are unhealthy nodes that were assigned to the job.
-	assignedUnhealthy []string
-	// policy is the first, by name, of the policies of these nodes.
-	policy *evenkeel.NetworkCheckPolicy
-}
-
-func (w *Snapshot) classify(job Job) candidates {
-	f := candidates{room: map[string]int{}}
-	fits := NodeFilter(distinct(job.Pods))
-	gang := newGang(job.Pods)
-	for i := range w.nodes {
-		node := &w.nodes[i]
-		p := w.policyOf[node.Name]
-		switch {
-		case p == nil:
-			continue
-		case job.Policy != "" && p.Name != job.Policy, job.Policy == "" && !AppliesTo(p, job.Profile):
-			continue
+func (w *Snapshot) addCheck(c *evenkeel.NetworkCheck) {
+	if !isComplete(c) {
+		place := 1
+		if c.Labels[evenkeel.TriggerKey] == "job" {
+			place = -1
 		}
-		assigned := slices.Contains(job.Hosts, cmp.Or(node.Labels[corev1.LabelHostname], node.Name))
-		if !assigned && !fits(node) {
-			continue
+		for _, name := range c.Spec.Nodes.Names {
+			w.order[name] = place
 		}
-		if f.policy == nil || p.Name < f.policy.Name {
-			f.policy = p
-		}
-		mark := w.markers[node.Name]
-		if assigned && mark.Condition.Status == corev1.ConditionFalse {
-			f.assignedUnhealthy = append(f.assignedUnhealthy, node.Name)
-		}
-		room := max(0, gang.room(node, w.use.Used(node.Name))-w.claimed[node.Name])
-		switch {
-		case mark.Label == evenkeel.HealthyValue:
-			f.healthy = append(f.healthy, node.Name)
-			f.room[node.Name], f.proven = room, f.proven+room
-		case mark.Label == evenkeel.UnhealthyValue && node.Labels[evenkeel.HealthKey] != mark.Label:
-			f.unlabeled = append(f.unlabeled, node.Name)
-		case mark.Condition.Status == corev1.ConditionFalse:
-			f.unhealthy = append(f.unhealthy, node.Name)
-		case !w.canTest(node, p), room == 0 && !assigned:
-			f.busy = append(f.busy, node.Name)
-		default:
-			f.unproven = append(f.unproven, node.Name)
-			f.room[node.Name] = room
-			if assigned {
-				f.assigned = append(f.assigned, node.Name)
-			}
+		w.running = append(w.running, c)
+		return
+	}
+	if !NotRunnable(c) {
+		return
+	}
+	for _, name := range c.Spec.Nodes.Names {
+		if of := (policyNode{c.Labels[evenkeel.PolicyKey], name}); w.refused[of] == nil {
+			w.refused[of] = c
 		}
 	}
-	return f
 }
 
 // canTest reports whether a check could test the node now.
@@ -238,61 +211,54 @@ func (w *Snapshot) canTest(node *corev1.Node, p *evenkeel.NetworkCheckPolicy) bo
 }
 
 // needed returns those of the unproven nodes that have to be proven before the job starts: the assigned ones, and as many others
-// as make room for its pods, and some to spare. Nodes that checks for jobs test already come first, and those of other checks,
-// which take longer, last.
-func (w *Snapshot) needed(job Job, f candidates) []string {
-	order := map[string]int{}
-	for i := range w.checks {
-		if c := &w.checks[i]; !isComplete(c) {
-			place := 1
-			if c.Labels[evenkeel.TriggerKey] == "job" {
-				place = -1
-			}
-			for _, name := range c.Spec.Nodes.Names {
-				order[name] = place
-			}
-		}
-	}
-	rest := slices.DeleteFunc(slices.Clone(f.unproven), func(name string) bool { return slices.Contains(f.assigned, name) })
-	slices.SortStableFunc(rest, func(a, b string) int {
-		return cmp.Or(cmp.Compare(order[a], order[b]), cmp.Compare(a, b))
-	})
-	chosen := slices.Clone(f.assigned)
-	missing := newGang(job.Pods).count - f.proven
+// as make room for its pods, and some to spare. If none of those others can be proven now, the job is stuck, and it returns all of
+// them, as why not is to be said of all.
+func (w *Snapshot) needed(job Job, g gang, r *reach) (chosen []string, stuck bool) {
+	chosen = slices.Clone(r.assigned)
+	missing := g.count - r.proven
 	if missing <= 0 {
-		return chosen
+		return chosen, false
 	}
 	missing += max(1, missing/spareShare)
-	var stuck []string
-	for _, name := range rest {
+	var others []string
+	for _, name := range r.unproven[r.firstUnproven:] {
+		room := r.spots[name].room
+		if room == 0 {
+			continue
+		}
 		if missing <= 0 {
-			return chosen
+			return chosen, false
 		}
 		if problem, again := w.provingProblem(name, w.policyOf[name], job.Since); problem != "" && (again.IsZero() || w.now.Before(again)) {
-			stuck = append(stuck, name)
+			others = append(others, name)
 			continue
 		}
 		chosen = append(chosen, name)
-		missing -= f.room[name]
+		missing -= room
 	}
-	if len(chosen) == len(f.assigned) { // none can be proven now; why not is to be said of all
-		chosen = append(chosen, stuck...)
+	if len(chosen) == len(r.assigned) {
+		return append(chosen, others...), len(others) > 0
 	}
-	return chosen
+	return chosen, false
 }
 
 // claim notes the room that the job will take, so that the next job does not count on it.
-func (w *Snapshot) claim(job Job, f candidates, d Decision) {
-	count := newGang(job.Pods).count
+func (w *Snapshot) claim(g gang, r *reach, d Decision) {
+	count := g.count
 	take := func(names []string) {
 		for _, name := range names {
-			if taken := min(count, f.room[name]); taken > 0 {
+			if count <= 0 {
+				return
+			}
+			if s := r.spots[name]; s.room > 0 {
+				taken := min(count, s.room)
+				w.claims = append(w.claims, claim{name, taken})
 				w.claimed[name] += taken
 				count -= taken
 			}
 		}
 	}
-	take(f.healthy)
+	take(r.healthy[r.firstHealthy:])
 	for _, names := range d.Check {
 		take(names)
 	}
@@ -300,62 +266,95 @@ func (w *Snapshot) claim(job Job, f candidates, d Decision) {
 
 // Decide says what happens to the job now. Jobs that are decided about later do not count on the room that it will take.
 func (w *Snapshot) Decide(job Job) Decision {
-	f := w.classify(job)
-	d := w.decide(job, f)
-	w.claim(job, f, d)
+	g := newGang(job.Pods)
+	r := w.reachOf(job, g)
+	d := w.decide(job, g, r)
+	w.claim(g, r, d)
 	return d
 }
 
-func (w *Snapshot) decide(job Job, f candidates) Decision {
+func (w *Snapshot) decide(job Job, g gang, r *reach) Decision {
 	switch {
 	case job.OptOut && Mandatory(w.policies, job.Profile) == nil:
 		return Decision{Action: Open, Reason: ReasonDisabled, Message: "the annotation evenkeel.dev/gate of the job is Disabled"}
-	case f.policy == nil:
+	case r.policy == nil:
 		return Decision{Action: Open, Reason: ReasonNothingToCheck, Message: "none of the nodes that it may run on now is under a NetworkCheckPolicy that gates it"}
-	case len(f.assignedUnhealthy) > 0:
-		return reassign(job, f)
+	case len(r.assignedUnhealthy) > 0:
+		return reassign(job, r)
 	}
-	all := len(f.unproven) + len(f.busy)
-	f.unproven = w.needed(job, f)
-	f.others = all > len(f.unproven)
+	proving := w.prove(job, g, r)
 	switch {
-	case len(f.unlabeled) > 0 || len(f.unproven) > 0:
-	case f.proven > 0 || len(f.healthy) > 0 && len(f.busy) == 0:
-		return Decision{Action: Open, Reason: ReasonProven, Message: provenMessage(f)}
-	case len(f.healthy)+len(f.busy) > 0:
+	case len(r.unlabeled) > 0 || proving.needed:
+	case r.proven > 0 || len(r.healthy) > 0 && r.busy() == 0:
+		others := len(r.unproven)+r.inUse > 0
+		return Decision{Action: Open, Reason: ReasonProven, Message: provenMessage(r, others)}
+	case len(r.healthy)+r.busy() > 0:
 		return Decision{Action: Open, Reason: ReasonNothingToCheck, Message: "none of the nodes that it may run on has room for it now, so that none can be checked"}
 	}
 	d := Decision{Action: Wait, Reason: ReasonWaiting}
-	why := ""
-	if len(f.unproven) > 0 {
-		d, why = w.checkUnproven(job, f)
+	if proving.needed {
+		d = proving.decision
 	}
 	switch {
 	case d.Action == OpenUnproven:
-	case len(f.unproven) > 0:
-	case len(f.unlabeled) > 0:
-		d.Message = "waits until " + joinNames(f.unlabeled) + " are labeled unhealthy"
+	case proving.needed:
+	case len(r.unlabeled) > 0:
+		d.Message = "waits until " + joinNames(r.unlabeled) + " are labeled unhealthy"
 	default:
-		d.Message = "the network of every node that it may run on has failed a check: " + joinNames(f.unhealthy)
+		d.Message = "the network of every node that it may run on has failed a check: " + joinNames(r.unhealthy)
 	}
-	return applyTimeout(d, f, job, w.now, cmp.Or(why, d.Message))
+	return applyTimeout(d, r, job, w.now, cmp.Or(proving.why, d.Message))
+}
+
+// A proving says how the unproven nodes that a job needs are proven.
+type proving struct {
+	// needed is set if there are such nodes.
+	needed   bool
+	decision Decision
+	// why says what prevents checks of some of them.
+	why string
+}
+
+// A stuckKey is what the proving of stuck jobs of one reach follows from.
+type stuckKey struct {
+	since int64 // times of the API have whole seconds
+	free  int
+}
+
+// prove finds the nodes that the job needs proven. For jobs that are stuck, it looks at all nodes once, and not again for each of a
+// thousand that began to wait in the same second.
+func (w *Snapshot) prove(job Job, g gang, r *reach) proving {
+	key := stuckKey{job.Since.Unix(), r.free}
+	if known, ok := r.stuck[key]; ok && g.count > r.proven {
+		return known
+	}
+	needed, stuck := w.needed(job, g, r)
+	if len(needed) == 0 {
+		return proving{}
+	}
+	p := proving{needed: true}
+	p.decision, p.why = w.checkUnproven(job, r, needed)
+	if stuck {
+		r.stuck[key] = p
+	}
+	return p
 }
 
 // reassign returns the job's nodes, or lets it start if that did not help and its policy allows it.
-func reassign(job Job, f candidates) Decision {
-	failed := "the network of " + joinNames(f.assignedUnhealthy) + " failed a check"
-	if job.Reassigned >= maxReassignments && f.policy.Spec.Gate.OnTimeout != evenkeel.GateWait {
+func reassign(job Job, r *reach) Decision {
+	failed := "the network of " + joinNames(r.assignedUnhealthy) + " failed a check"
+	if job.Reassigned >= maxReassignments && r.policy.Spec.Gate.OnTimeout != evenkeel.GateWait {
 		return Decision{Action: OpenUnproven, Reason: ReasonNotProven, Message: fmt.Sprintf("starts although %s, as it was given such nodes %d times", failed, job.Reassigned+1)}
 	}
 	attempt := job.Reassigned + 1
 	return Decision{Action: Reassign, Reason: ReasonUnhealthyHost, Message: fmt.Sprintf("%s: other nodes are needed (attempt %d)", failed, attempt), Attempt: attempt}
 }
 
-// checkUnproven says which of the unproven nodes are to be checked, and what prevents checks of the others.
-func (w *Snapshot) checkUnproven(job Job, f candidates) (d Decision, why string) {
+// checkUnproven says which of the unproven nodes that it needs are to be checked, and what prevents checks of the others.
+func (w *Snapshot) checkUnproven(job Job, r *reach, needed []string) (d Decision, why string) {
 	d = Decision{Action: Check, Reason: ReasonChecking, Check: map[string][]string{}}
 	stuck := 0
-	for _, name := range f.unproven {
+	for _, name := range needed {
 		p := w.policyOf[name]
 		problem, again := w.provingProblem(name, p, job.Since)
 		if problem != "" {
@@ -370,9 +369,9 @@ func (w *Snapshot) checkUnproven(job Job, f candidates) (d Decision, why string)
 		}
 		d.Check[p.Name] = append(d.Check[p.Name], name)
 	}
-	d.Message = fmt.Sprintf("waits until the network of %s is checked", joinNames(f.unproven))
-	for _, c := range w.checks {
-		if policy := c.Labels[evenkeel.PolicyKey]; len(d.Check[policy]) > 0 && !isComplete(&c) {
+	d.Message = fmt.Sprintf("waits until the network of %s is checked", joinNames(needed))
+	for _, c := range w.running {
+		if len(d.Check[c.Labels[evenkeel.PolicyKey]]) > 0 {
 			d.Running = c.Name
 			d.Message += fmt.Sprintf("; NetworkCheck %s runs", c.Name)
 		}
@@ -380,8 +379,8 @@ func (w *Snapshot) checkUnproven(job Job, f candidates) (d Decision, why string)
 	if len(d.Check) == 0 {
 		d.Action, d.Reason, d.Message = Wait, ReasonWaiting, why
 	}
-	if stuck == len(f.unproven) && f.policy.Spec.Gate.OnTimeout != evenkeel.GateWait {
-		return Decision{Action: OpenUnproven, Reason: ReasonNotProven, Message: "starts although the network of " + joinNames(f.unproven) + " is not proven: " + why}, why
+	if stuck == len(needed) && r.policy.Spec.Gate.OnTimeout != evenkeel.GateWait {
+		return Decision{Action: OpenUnproven, Reason: ReasonNotProven, Message: "starts although the network of " + joinNames(needed) + " is not proven: " + why}, why
 	}
 	return d, why
 }
@@ -408,21 +407,18 @@ func (w *Snapshot) provingProblem(node string, p *evenkeel.NetworkCheckPolicy, s
 	if tries >= maxAttempts {
 		return what, again
 	}
-	for i := range w.checks {
-		c := &w.checks[i]
-		if c.Labels[evenkeel.PolicyKey] == p.Name && NotRunnable(c) && slices.Contains(c.Spec.Nodes.Names, node) {
-			return fmt.Sprintf("NetworkCheck %s could not be run: %s", c.Name, c.Status.Message), RetryTime(c)
-		}
+	if c := w.refused[policyNode{p.Name, node}]; c != nil {
+		return fmt.Sprintf("NetworkCheck %s could not be run: %s", c.Name, c.Status.Message), RetryTime(c)
 	}
 	return "", time.Time{}
 }
 
 // applyTimeout ends the wait after its timeout, unless the policy keeps jobs waiting.
-func applyTimeout(d Decision, f candidates, job Job, now time.Time, why string) Decision {
+func applyTimeout(d Decision, r *reach, job Job, now time.Time, why string) Decision {
 	if d.Action == OpenUnproven {
 		return d
 	}
-	g := f.policy.Spec.Gate
+	g := r.policy.Spec.Gate
 	limit := timeoutOf(g)
 	until := job.Since.Add(limit)
 	if g.OnTimeout != evenkeel.GateWait {
@@ -465,15 +461,14 @@ func isComplete(c *evenkeel.NetworkCheck) bool {
 	return meta.IsStatusConditionTrue(c.Status.Conditions, evenkeel.ConditionComplete)
 }
 
-func provenMessage(f candidates) string {
-	text := fmt.Sprintf("the network of all %d nodes that it may run on is proven", len(f.healthy))
-	if f.others {
-		return fmt.Sprintf("the network of %d nodes that it may run on is proven; it does not wait for the others", len(f.healthy))
+func provenMessage(r *reach, others bool) string {
+	if others {
+		return fmt.Sprintf("the network of %d nodes that it may run on is proven; it does not wait for the others", len(r.healthy))
 	}
-	if len(f.unhealthy) > 0 {
-		text = fmt.Sprintf("the network of %d nodes that it may run on is proven, that of %s failed", len(f.healthy), joinNames(f.unhealthy))
+	if len(r.unhealthy) > 0 {
+		return fmt.Sprintf("the network of %d nodes that it may run on is proven, that of %s failed", len(r.healthy), joinNames(r.unhealthy))
 	}
-	return text
+	return fmt.Sprintf("the network of all %d nodes that it may run on is proven", len(r.healthy))
 }
 
 // A ChangeTracker remembers the last decision reported to each job. The list of nodes still to be checked shrinks with every

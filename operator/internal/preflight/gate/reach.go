@@ -1,0 +1,157 @@
+package gate
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+// maxReaches is the number of reaches that a Snapshot keeps. When there are more, all are forgotten, and found again.
+const maxReaches = 64
+
+// A reach is the nodes that jobs with pods of the same shapes may run on, by their health. Names are sorted. It is found once for all
+// such jobs: a pass over thousands of them looks at each node once.
+type reach struct {
+	// policy is the first, by name, of the policies of these nodes.
+	policy             *evenkeel.NetworkCheckPolicy
+	healthy, unhealthy []string
+	// unlabeled are unhealthy nodes without the label by which pods avoid them.
+	unlabeled []string
+	// unproven are those that a check could test now, and inUse is the number of the others, which it could not. Nodes that checks for
+	// jobs test already come first, and those of other checks, which take longer, last.
+	unproven []string
+	inUse    int
+	// assigned are unproven nodes that were assigned to the job, and assignedUnhealthy such that failed.
+	assigned, assignedUnhealthy []string
+
+	// spots has the healthy nodes and the unproven ones. Proven is the room on the healthy ones, and free the number of unproven ones
+	// that have room.
+	spots  map[string]*spot
+	proven int
+	free   int
+	// stuck is what was found for jobs for which no node can be proven now.
+	stuck map[stuckKey]proving
+	// claims is how many of the Snapshot's claims this accounts for. Before the two places, no node has room.
+	claims                      int
+	firstHealthy, firstUnproven int
+}
+
+// A spot is the room on a node beside what is used of it and claimed.
+type spot struct {
+	room   int
+	health spotHealth
+}
+
+type spotHealth int
+
+const (
+	spotHealthy spotHealth = iota
+	spotUnproven
+	spotAssigned
+)
+
+// A claim is room on a node that a job which was decided about will take.
+type claim struct {
+	node string
+	pods int
+}
+
+// busy is the number of unproven nodes that the job does not wait for: they have no room for it, or are in use by others.
+func (r *reach) busy() int { return r.inUse + len(r.unproven) - r.free }
+
+// reachOf returns the nodes that the job may run on, with the room that earlier jobs left.
+func (w *Snapshot) reachOf(job Job, g gang) *reach {
+	if len(job.Hosts) > 0 {
+		return w.newReach(job, g)
+	}
+	key := strings.Join([]string{job.Policy, job.Profile, g.shapes}, "\n")
+	r := w.reaches[key]
+	if r == nil {
+		r = w.newReach(job, g)
+		if len(w.reaches) >= maxReaches {
+			clear(w.reaches)
+		}
+		w.reaches[key] = r
+		return r
+	}
+	for _, c := range w.claims[r.claims:] {
+		r.take(c)
+	}
+	r.claims = len(w.claims)
+	for r.firstHealthy < len(r.healthy) && r.spots[r.healthy[r.firstHealthy]].room == 0 {
+		r.firstHealthy++
+	}
+	for r.firstUnproven < len(r.unproven) && r.spots[r.unproven[r.firstUnproven]].room == 0 {
+		r.firstUnproven++
+	}
+	return r
+}
+
+// take accounts for a claim.
+func (r *reach) take(c claim) {
+	s := r.spots[c.node]
+	if s == nil {
+		return
+	}
+	taken := min(s.room, c.pods)
+	s.room -= taken
+	switch {
+	case s.health == spotHealthy:
+		r.proven -= taken
+	case s.health == spotUnproven && taken > 0 && s.room == 0:
+		r.free--
+	}
+}
+
+// newReach looks at all nodes.
+func (w *Snapshot) newReach(job Job, g gang) *reach {
+	r := &reach{spots: map[string]*spot{}, stuck: map[stuckKey]proving{}, claims: len(w.claims)}
+	fits := NodeFilter(g.specs)
+	for _, node := range w.nodes {
+		p := w.policyOf[node.Name]
+		switch {
+		case p == nil:
+			continue
+		case job.Policy != "" && p.Name != job.Policy, job.Policy == "" && !AppliesTo(p, job.Profile):
+			continue
+		}
+		assigned := slices.Contains(job.Hosts, cmp.Or(node.Labels[corev1.LabelHostname], node.Name))
+		if !assigned && !fits(node) {
+			continue
+		}
+		if r.policy == nil || p.Name < r.policy.Name {
+			r.policy = p
+		}
+		mark := w.markers[node.Name]
+		failed := mark.Condition.Status == corev1.ConditionFalse
+		if assigned && failed {
+			r.assignedUnhealthy = append(r.assignedUnhealthy, node.Name)
+		}
+		room := func() int { return max(0, g.room(node, w.use.Used(node.Name))-w.claimed[node.Name]) }
+		switch {
+		case mark.Label == evenkeel.HealthyValue:
+			s := &spot{room(), spotHealthy}
+			r.healthy, r.spots[node.Name], r.proven = append(r.healthy, node.Name), s, r.proven+s.room
+		case mark.Label == evenkeel.UnhealthyValue && node.Labels[evenkeel.HealthKey] != mark.Label:
+			r.unlabeled = append(r.unlabeled, node.Name)
+		case failed:
+			r.unhealthy = append(r.unhealthy, node.Name)
+		case !w.canTest(node, p):
+			r.inUse++
+		case assigned:
+			r.assigned, r.spots[node.Name] = append(r.assigned, node.Name), &spot{room(), spotAssigned}
+		default:
+			s := &spot{room(), spotUnproven}
+			r.unproven, r.spots[node.Name] = append(r.unproven, node.Name), s
+			if s.room > 0 {
+				r.free++
+			}
+		}
+	}
+	slices.SortStableFunc(r.unproven, func(a, b string) int { return cmp.Compare(w.order[a], w.order[b]) })
+	return r
+}
