@@ -582,8 +582,15 @@ impl RecvFlowOwner for TcpReceiver {
                 self.clock.request_tick();
                 return;
             }
-            if queue.is_peer_done() || queue.cause.is_empty() {
+            if queue.is_peer_done() || !waiting && queue.cause.is_empty() {
                 ("the peer closed the connection".to_owned(), ErrorKind::Remote)
+            } else if waiting {
+                let what = format!(
+                    "flows wait for buffers of later messages, and none delivered message {} within {} ms",
+                    queue.reassembly.ack(),
+                    timeout.as_millis()
+                );
+                (what, ErrorKind::Remote)
             } else {
                 let what = format!(
                     "all flows are lost ({}) and the peer opened no other within {} ms",
@@ -614,8 +621,13 @@ impl TcpReceiver {
         {
             flow.close();
             self.base.counters.lost.add(1);
-            if let Some(slot) = lock(&self.queue).flows.get_mut(flow.slot) {
-                *slot = None;
+            {
+                let mut queue = lock(&self.queue);
+                if let Some(slot) = queue.flows.get_mut(flow.slot) {
+                    *slot = None;
+                }
+                let recovery_timeout = self.base.context.settings.recovery_timeout;
+                queue.flow_reported_dead(RESET_TIMEOUT.min(recovery_timeout));
             }
             self.resend_tags(None);
         }
@@ -988,6 +1000,26 @@ mod tests {
         assert!(fails_after(&receiver, Duration::ZERO), "when nothing follows");
         let error = receiver.base.failure().unwrap().to_string();
         assert!(error.contains("the peer closed the connection"), "{error}");
+    }
+
+    /// The reset of a flow that waits for a buffer is not noticed here, and the sender reports it.
+    #[test]
+    fn receiver_waits_for_a_sender_that_has_reported_a_dead_flow() {
+        let transport = test_support::transport();
+        let _runtime = transport.runtime().unwrap();
+        let (receiver, mut far) = receiver(&transport);
+        let request = post(&receiver, 1);
+        far.write_all(&part_of(0, 1, 0, 1)).unwrap();
+        test_support::until(|| request.test().unwrap());
+        let (near, mut second) = flow();
+        receiver.join(4, near, |_, _| Ok(())).unwrap();
+        second.write_all(&Frame::FlowDead(0).encode()).unwrap();
+        test_support::until(|| (receiver.flows().len() == 1).then_some(()));
+        let _request = post(&receiver, 2000);
+        // The sender has given it up, and dials again.
+        second.shutdown(Shutdown::Write).unwrap();
+        assert!(!fails_after(&receiver, RESET_TIMEOUT / 2), "soon after the report");
+        assert!(fails_after(&receiver, RESET_TIMEOUT));
     }
 
     /// The kernel reports the reset to whoever uses the flow first: here to an acknowledgement, as when flows report each other.

@@ -81,6 +81,16 @@ impl<F> RecvQueue<F> {
         self.last_trouble = Some(Instant::now());
     }
 
+    /// The sender has reported a dead flow. It gets through by the flow of the report. What has ended the other one may end
+    /// that too, and the sender then dials again.
+    pub(super) fn flow_reported_dead(&mut self, timeout: Duration) {
+        self.replacement_timeout = self.replacement_timeout.max(timeout);
+        self.last_trouble = Some(Instant::now());
+        if self.cause.is_empty() {
+            "the peer reported one as dead".clone_into(&mut self.cause);
+        }
+    }
+
     /// A chunk has come by this flow. One that is newer than the trouble shows that the sender gets through again. It may still
     /// not know of all flows that ended here, and close the one that it got through by, since it takes them for alive. So the
     /// trouble is over when nothing follows it for a while.
