@@ -290,7 +290,11 @@ func explainEvents(ctx context.Context, cluster client.Client, job *unstructured
 	fmt.Fprintln(out, "\nEvents")
 	var rows [][]string
 	for _, e := range ours {
-		rows = append(rows, []string{age(e.LastTimestamp, now) + " ago", e.Reason, e.Message})
+		when := age(e.LastTimestamp, now) + " ago"
+		if e.Count > 1 {
+			when += fmt.Sprintf(" (x%d over %s)", e.Count, age(e.FirstTimestamp, now))
+		}
+		rows = append(rows, []string{when, e.Reason, e.Message})
 	}
 	return table(out, "  ", rows)
 }

@@ -162,7 +162,7 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	if age > maxEventAge {
 		return reconcile.Result{}, nil
 	}
-	if err := events.Write(ctx, c.client, PodEvents(pod, now)...); err != nil {
+	if err := events.Write(ctx, c.client, PodEvents(pod)...); err != nil {
 		return reconcile.Result{}, err
 	}
 	if age > maxPodAge {
@@ -175,8 +175,9 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	return reconcile.Result{}, c.recordAvoidedNodes(ctx, pod)
 }
 
-// PodEvents returns the Events about the pod: on the pod itself, and on the job whose controller created it.
-func PodEvents(pod *metav1.PartialObjectMetadata, now time.Time) []*corev1.Event {
+// PodEvents returns the Events about the pod: on the pod itself, and on the job whose controller created it. They happened when the
+// pod was created.
+func PodEvents(pod *metav1.PartialObjectMetadata) []*corev1.Event {
 	self := corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 	job := self
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
@@ -185,7 +186,7 @@ func PodEvents(pod *metav1.PartialObjectMetadata, now time.Time) []*corev1.Event
 	var all []*corev1.Event
 	add := func(severity, reason, message string, about ...corev1.ObjectReference) {
 		for _, object := range slices.Compact(about) {
-			all = append(all, events.New(object, severity, reason, message, now))
+			all = append(all, events.New(object, severity, reason, message, pod.CreationTimestamp.Time))
 		}
 	}
 	switch skipped := pod.Annotations[evenkeel.SkippedKey]; {

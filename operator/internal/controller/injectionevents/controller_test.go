@@ -35,7 +35,7 @@ func pod(name string, annotations map[string]string) *metav1.PartialObjectMetada
 
 func TestInjectionEvents(t *testing.T) {
 	injected := map[string]string{evenkeel.InjectedKey: "abc"}
-	if events := PodEvents(pod("quiet", injected), time.Now()); events != nil {
+	if events := PodEvents(pod("quiet", injected)); events != nil {
 		t.Errorf("nothing was left alone, and yet: %v", events)
 	}
 	for _, test := range []struct {
@@ -47,7 +47,7 @@ func TestInjectionEvents(t *testing.T) {
 		{"very long", corev1.EventTypeNormal, ReasonSkipped, "...", map[string]string{evenkeel.InjectedKey: "abc", evenkeel.SkippedKey: strings.Repeat("x", 5000)}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			events := PodEvents(pod(strings.Repeat("p", 253), test.annotations), time.Now())
+			events := PodEvents(pod(strings.Repeat("p", 253), test.annotations))
 			if len(events) != 2 || events[0].InvolvedObject.Kind != "Pod" || events[1].InvolvedObject.Name != "train" {
 				t.Fatalf("want one Event on the pod and one on the job: %+v", events)
 			}
@@ -67,7 +67,7 @@ func TestInjectionEvents(t *testing.T) {
 func TestInjectionEventsRDMAUnused(t *testing.T) {
 	names := map[string]bool{}
 	for _, name := range []string{"one", "two"} {
-		for _, e := range PodEvents(pod(name, map[string]string{evenkeel.InjectedKey: "abc", evenkeel.RDMAUnusedKey: "1 of 5 nodes offer rdma/a; jobs use TCP"}), time.Now()) {
+		for _, e := range PodEvents(pod(name, map[string]string{evenkeel.InjectedKey: "abc", evenkeel.RDMAUnusedKey: "1 of 5 nodes offer rdma/a; jobs use TCP"})) {
 			if e.Reason != ReasonRDMAUnused || e.Type != corev1.EventTypeWarning || e.InvolvedObject.Name != "train" || !strings.Contains(e.Message, "default: 1 of 5") {
 				t.Errorf("%+v", e)
 			}

@@ -1,5 +1,6 @@
 // Package events writes Events idempotently. An Event's name is a hash of its content, so neither a restart nor another
-// reconciliation repeats it. The recorder of client-go would count repetitions instead.
+// reconciliation repeats it. What happens again later is counted, by the time that it is said to have happened. The recorder of
+// client-go forgets with the process what it has written.
 package events
 
 import (
@@ -14,17 +15,22 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
-// maxMessage is the API's limit for an Event's message.
-const maxMessage = 1024
+const (
+	// maxMessage is the API's limit for an Event's message.
+	maxMessage = 1024
+	// countInterval bounds how often one Event is counted, whatever its number of pods.
+	countInterval = time.Minute
+)
 
-// New returns an Event about an object. For a cluster-scoped object it is in the namespace default. Severity is
+// New returns an Event about an object, of something that happened at a time. For a cluster-scoped object it is in the namespace default. Severity is
 // corev1.EventTypeNormal or corev1.EventTypeWarning.
-func New(about corev1.ObjectReference, severity, reason, message string, now time.Time) *corev1.Event {
+func New(about corev1.ObjectReference, severity, reason, message string, at time.Time) *corev1.Event {
 	message = text.Clip(message, maxMessage)
 	namespace := about.Namespace
 	if namespace == "" {
@@ -39,27 +45,47 @@ func New(about corev1.ObjectReference, severity, reason, message string, now tim
 		InvolvedObject: about,
 		Type:           severity, Reason: reason, Message: message,
 		Source:         corev1.EventSource{Component: "evenkeel"},
-		FirstTimestamp: metav1.NewTime(now), LastTimestamp: metav1.NewTime(now), Count: 1,
+		FirstTimestamp: metav1.NewTime(at), LastTimestamp: metav1.NewTime(at), Count: 1,
 	}
 }
 
-// Again is New for what can happen again in the same words: since tells one time from another, as an existing Event would stay as it
-// is.
+// Again is New for what has an Event of its own each time, in the same words: since tells one time from another.
 func Again(about corev1.ObjectReference, severity, reason, message string, since, now time.Time) *corev1.Event {
 	e := New(about, severity, reason, message, now)
 	e.Name += "-" + strconv.FormatInt(since.Unix(), 16)
 	return e
 }
 
-// Write creates those Events that do not exist yet. In a terminating namespace nothing happens.
+// Write creates the Events, and counts those that exist already and have happened again since. In a terminating namespace nothing
+// happens.
 func Write(ctx context.Context, c client.Writer, list ...*corev1.Event) error {
 	for _, e := range list {
 		err := c.Create(ctx, e)
-		switch {
-		case err == nil, apierrors.IsAlreadyExists(err), apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
-		default:
+		if apierrors.IsAlreadyExists(err) {
+			err = countAgain(ctx, c, e)
+		}
+		if err != nil && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 			return fmt.Errorf("write Event %s about %s %s/%s: %w", e.Reason, e.InvolvedObject.Kind, e.Namespace, e.InvolvedObject.Name, err)
 		}
 	}
 	return nil
+}
+
+// countAgain counts an Event that exists, unless it was counted within the interval or has expired meanwhile.
+func countAgain(ctx context.Context, c client.Writer, e *corev1.Event) error {
+	existing := &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: e.Namespace, Name: e.Name}}
+	// A patch of nothing reads the Event, without the permission to read all others. The API server writes nothing then.
+	if err := c.Patch(ctx, existing, client.RawPatch(types.MergePatchType, []byte("{}"))); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	if e.LastTimestamp.Sub(existing.LastTimestamp.Time) < countInterval {
+		return nil
+	}
+	before := existing.DeepCopy()
+	existing.Count, existing.LastTimestamp = existing.Count+1, e.LastTimestamp
+	err := c.Patch(ctx, existing, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	if apierrors.IsConflict(err) {
+		return nil // somebody else has counted it
+	}
+	return client.IgnoreNotFound(err)
 }
