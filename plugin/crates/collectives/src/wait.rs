@@ -217,11 +217,11 @@ impl<'a> Wait<'a> {
     }
 
     /// Ends the group on all ranks.
-    fn end_group(&self, failure: GroupFailure) -> Error {
+    fn end_group(&self, failure: GroupFailure, dead: &[usize]) -> Error {
         let Self { mesh, .. } = self;
         let time = FAILURE_REPORT_TIMEOUT.min(self.timeout / 5);
         let (addresses, own) = (mesh.probe_addresses(), mesh.own_rank());
-        end_group(mesh.liveness(), addresses, own, failure, time).error()
+        end_group(mesh.liveness(), addresses, own, failure, dead, time).error()
     }
 
     /// Ends the group because of lost ranks: those that are known, and others whose processes have exited by now.
@@ -236,7 +236,10 @@ impl<'a> Wait<'a> {
         let statuses = probe_all(&addresses, time, Instant::now() + time);
         for (rank, status) in others.into_iter().zip(statuses) {
             match status {
-                PeerStatus::Failed(failure) => return self.end_group(failure),
+                PeerStatus::Failed(failure) => {
+                    let dead: Vec<_> = self.report.lost.iter().map(|(rank, _)| *rank).collect();
+                    return self.end_group(failure, &dead);
+                }
                 PeerStatus::Lost(how) if status.has_exited() => self.report.lost.push((rank, how)),
                 _ => {}
             }
@@ -248,9 +251,10 @@ impl<'a> Wait<'a> {
             .iter()
             .map(|(rank, how)| format!("{} is lost: {how}", self.mesh.describe(*rank)))
             .collect();
-        let ranks = self.report.lost.iter().map(|(rank, _)| *rank).collect();
+        let ranks: Vec<_> = self.report.lost.iter().map(|(rank, _)| *rank).collect();
         let text = format!("{}: {}", self.what, each.join("; "));
-        self.end_group(GroupFailure { kind: ErrorKind::Lost, ranks, text })
+        let failure = GroupFailure { kind: ErrorKind::Lost, ranks: ranks.clone(), text };
+        self.end_group(failure, &ranks)
     }
 
     /// The error of a link that failed, after probing which rank is the cause.
@@ -263,18 +267,16 @@ impl<'a> Wait<'a> {
         }
         if mismatch {
             let text = format!("{what} (tag {tag}) with {peer}: {why}");
-            return self.end_group(GroupFailure {
-                kind: ErrorKind::Mismatch,
-                ranks: vec![rank],
-                text,
-            });
+            let failure = GroupFailure { kind: ErrorKind::Mismatch, ranks: vec![rank], text };
+            return self.end_group(failure, &[]);
         }
         let time = (self.timeout / 5).min(Duration::from_secs(2));
         match mesh.probe_addresses()[rank].probe(time) {
             PeerStatus::Failed(failure) => mesh.liveness().fail(failure).error(),
             PeerStatus::Alive { .. } => {
                 let text = format!("{what}: the connection with {peer} broke: {why}");
-                self.end_group(GroupFailure { kind: ErrorKind::Lost, ranks: vec![rank], text })
+                let failure = GroupFailure { kind: ErrorKind::Lost, ranks: vec![rank], text };
+                self.end_group(failure, &[])
             }
             status @ (PeerStatus::Lost(_) | PeerStatus::Left) => {
                 let how = if let PeerStatus::Lost(how) = status { how } else { LEFT };

@@ -8,6 +8,7 @@
 //!
 //! Names in the store: `reconfigure/GROUP/rank/N`, `reconfigure/GROUP/members` (the decision), `newcomers` (their number),
 //! `newcomer/N`, and `newcomer/N/members` (the name of the decision that has it).
+//! `reconfigure/GROUP/met` of the new group counts its ranks that have come to it.
 
 use std::time::{Duration, Instant};
 
@@ -19,11 +20,11 @@ use crate::links::mesh::RankInfo;
 use crate::liveness::{PeerStatus, ProbeAddress, probe_all};
 
 /// How long a rank may take to respond to a probe.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How many probes in turn a rank must leave without a response to be lost. One whose process has exited is lost at once.
-const MAX_SILENT_PROBES: u32 = 2;
-/// How often a rank checks that one that is to propose is still alive.
-const PROPOSER_CHECK_INTERVAL: Duration = Duration::from_millis(300);
+pub(crate) const MAX_SILENT_PROBES: u32 = 2;
+/// How often a rank checks that one that it waits for is still alive.
+pub(crate) const WATCH_INTERVAL: Duration = Duration::from_millis(300);
 const NEWCOMERS: &str = "newcomers";
 /// The old rank of a newcomer, and the ticket of a rank that is none.
 const NONE: u64 = u64::MAX;
@@ -101,18 +102,27 @@ struct Peer {
 }
 
 impl Peer {
-    /// Takes a probe's result into account: of the registered identity if there is one, otherwise of the one in the old group.
-    fn note(&mut self, status: &PeerStatus) {
+    /// Takes a probe's result into account: of the registered identity if there is one, otherwise of the one in the old group. Silence
+    /// does not count if the deadline may have ended the probe.
+    fn note(&mut self, status: &PeerStatus, is_over: bool) {
         match status {
             PeerStatus::Alive { .. } | PeerStatus::Failed(_) => self.silent_probes = 0,
             PeerStatus::Left if self.info.is_some() => self.stale = self.info.take(),
             PeerStatus::Left => self.is_gone = true,
-            status @ PeerStatus::Lost(_) => {
-                self.silent_probes += 1;
-                self.is_gone = status.has_exited() || self.silent_probes >= MAX_SILENT_PROBES;
+            status if status.has_exited() => self.is_gone = true,
+            PeerStatus::Lost(_) => {
+                self.silent_probes += u32::from(!is_over);
+                self.is_gone = self.silent_probes >= MAX_SILENT_PROBES;
             }
         }
     }
+}
+
+/// The newcomers that wait, with their tickets.
+struct Newcomers {
+    newcomers: Vec<(u64, RankInfo)>,
+    /// The lowest ticket whose newcomer is still unknown.
+    next_ticket: u64,
 }
 
 impl Agreement<'_> {
@@ -141,7 +151,7 @@ impl Agreement<'_> {
             if let Some(members) = self.store.get(&self.name("members"))? {
                 break members;
             }
-            if checked.is_none_or(|checked| checked.elapsed() >= PROPOSER_CHECK_INTERVAL) {
+            if checked.is_none_or(|checked| checked.elapsed() >= WATCH_INTERVAL) {
                 self.skip_gone(&mut peers, &mut lowest)?;
                 checked = Some(Instant::now());
             }
@@ -189,7 +199,8 @@ impl Agreement<'_> {
             let peer = &mut peers[*lowest];
             let is_registered = peer.info.is_some();
             let probed = peer.info.as_ref().map_or(self.old[*lowest], |info| &info.probe_address);
-            peer.note(&probed.probe(PROBE_TIMEOUT.min(self.left())));
+            let status = probed.probe(PROBE_TIMEOUT.min(self.left()));
+            peer.note(&status, self.is_over());
             if peer.is_gone {
                 *lowest += 1;
             } else if is_registered == peer.info.is_some() {
@@ -201,6 +212,10 @@ impl Agreement<'_> {
 
     fn left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+    }
+
+    fn is_over(&self) -> bool {
+        Instant::now() >= self.deadline
     }
 
     /// The list to propose, once every rank has registered or is gone.
@@ -216,11 +231,15 @@ impl Agreement<'_> {
         if !absent.is_empty() {
             let addresses: Vec<_> = absent.iter().map(|rank| self.old[*rank]).collect();
             let statuses = probe_all(&addresses, PROBE_TIMEOUT, self.deadline);
-            absent.iter().zip(&statuses).for_each(|(rank, status)| peers[*rank].note(status));
+            let is_over = self.is_over();
+            let noted = absent.iter().zip(&statuses);
+            noted.for_each(|(rank, status)| peers[*rank].note(status, is_over));
             // At the next turn: a rank may have registered and left the old group since it was looked up.
             return Ok(None);
         }
-        let (newcomers, next_ticket) = self.newcomers(transport)?;
+        let Some(Newcomers { newcomers, next_ticket }) = self.newcomers(transport)? else {
+            return Ok(None);
+        };
         let registered: Vec<usize> =
             (0..peers.len()).filter(|rank| !peers[*rank].is_gone).collect();
         if registered.len() + newcomers.len() < self.min_size {
@@ -231,6 +250,7 @@ impl Agreement<'_> {
         let candidates: Vec<_> = infos.chain(newcomers.iter().map(|(_, info)| info)).collect();
         let addresses: Vec<_> = candidates.iter().map(|info| &info.probe_address).collect();
         let statuses = probe_all(&addresses, PROBE_TIMEOUT, self.deadline);
+        let is_over = self.is_over();
         let (old_statuses, new_statuses) = statuses.split_at(registered.len());
         let mut complete = true;
         for (rank, status) in registered.iter().zip(old_statuses) {
@@ -238,7 +258,7 @@ impl Agreement<'_> {
                 continue;
             }
             complete = false;
-            peers[*rank].note(status);
+            peers[*rank].note(status, is_over);
         }
         if !complete {
             return Ok(None);
@@ -262,11 +282,14 @@ impl Agreement<'_> {
         Ok((members.len() >= self.min_size).then_some(Members { members, next_ticket }))
     }
 
-    /// The newcomers that wait, with their tickets, and the lowest ticket whose newcomer is still unknown.
-    fn newcomers(&self, transport: u8) -> Result<(Vec<(u64, RankInfo)>, u64)> {
+    /// The newcomers that wait. `None` when the deadline has passed before all were read.
+    fn newcomers(&self, transport: u8) -> Result<Option<Newcomers>> {
         let taken = u64::try_from(self.store.add(NEWCOMERS, 0)?).unwrap_or(0);
         let (mut newcomers, mut next_ticket) = (vec![], taken + 1);
         for ticket in self.next_ticket..=taken {
+            if self.is_over() {
+                return Ok(None);
+            }
             if self.store.get(&admission_name(ticket))?.is_some() {
                 continue;
             }
@@ -278,23 +301,35 @@ impl Agreement<'_> {
                 Some(_) => {}
             }
         }
-        Ok((newcomers, next_ticket))
+        Ok(Some(Newcomers { newcomers, next_ticket }))
     }
 
     fn timed_out(&self, peers: &[Peer]) -> Result<Error> {
-        let mut missing = vec![];
-        for (rank, peer) in peers.iter().enumerate() {
-            if !peer.is_gone && self.store.get(&self.rank_name(rank))?.is_none() {
-                missing.push(rank);
+        let (mut absent, mut silent) = (vec![], vec![]);
+        for (rank, peer) in peers.iter().enumerate().filter(|(_, peer)| !peer.is_gone) {
+            if self.store.get(&self.rank_name(rank))?.is_none() {
+                absent.push(rank);
+            } else if peer.silent_probes > 0 {
+                silent.push(rank);
             }
         }
         let time = format_duration(self.timeout);
-        let text = if missing.is_empty() {
-            format!("reconfigure: no {} ranks within {time}", self.min_size)
+        let (what, ranks) = if !absent.is_empty() {
+            (format!("{} did not call it", list_ranks(&absent)), absent)
+        } else if !silent.is_empty() {
+            (format!("{} called it and did not respond to probes", list_ranks(&silent)), silent)
         } else {
-            format!("reconfigure: {} did not call it within {time}", list_ranks(&missing))
+            let known = peers.iter().filter(|peer| !peer.is_gone).count();
+            let least = self.min_size.max(1);
+            (
+                format!(
+                    "{known} ranks and the newcomers did not become a group of {least} or more"
+                ),
+                vec![],
+            )
         };
-        Ok(Error::new(ErrorKind::Timeout, text).with_ranks(missing))
+        let text = format!("reconfigure: {what} within {time}");
+        Ok(Error::new(ErrorKind::Timeout, text).with_ranks(ranks))
     }
 }
 
@@ -335,5 +370,68 @@ pub(crate) fn await_admission(
             );
             return Err(Error::new(ErrorKind::Timeout, text));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support::TEST_TIMEOUT;
+    use crate::{MemoryStore, TransportKind};
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::sync::{Arc, mpsc};
+    use std::thread;
+
+    /// A rank that is stopped: the kernel connects, and nobody answers.
+    fn stopped(listener: &TcpListener) -> ProbeAddress {
+        let port = listener.local_addr().unwrap().port();
+        ProbeAddress { id: 1, host: Ipv4Addr::LOCALHOST.into(), port }
+    }
+
+    /// The second probe of the rank has less than its time.
+    #[test]
+    fn agreement_does_not_drop_a_rank_for_a_probe_that_its_deadline_ended() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let (store, stopped) = (MemoryStore::new(), stopped(&listener));
+        let own = Candidate::open(&TransportKind::SharedMemory).unwrap();
+        let timeout = PROBE_TIMEOUT + WATCH_INTERVAL + PROBE_TIMEOUT / 2;
+        let agreement = Agreement {
+            store: &store,
+            group: 1,
+            old: vec![&stopped, &own.info().probe_address],
+            old_rank: 1,
+            next_ticket: 1,
+            min_size: 0,
+            deadline: Instant::now() + timeout,
+            timeout,
+        };
+        let error = agreement.agree(&own).unwrap_err();
+        assert_eq!((error.kind(), error.ranks()), (ErrorKind::Timeout, &[0][..]), "{error}");
+        assert_eq!(store.get(&agreement.name("members")).unwrap(), None);
+    }
+
+    #[test]
+    fn agreement_ends_at_its_deadline_however_many_newcomers_there_were() {
+        let (done, ended) = mpsc::channel();
+        let store = Arc::new(MemoryStore::new());
+        store.add(NEWCOMERS, i64::MAX).unwrap();
+        thread::spawn(move || {
+            let own = Candidate::open(&TransportKind::SharedMemory).unwrap();
+            let timeout = Duration::from_millis(200);
+            let agreement = Agreement {
+                store: &*store,
+                group: 1,
+                old: vec![&own.info().probe_address],
+                old_rank: 0,
+                next_ticket: 1,
+                min_size: 0,
+                deadline: Instant::now() + timeout,
+                timeout,
+            };
+            done.send(agreement.agree(&own)).unwrap();
+        });
+        let error = ended.recv_timeout(TEST_TIMEOUT).unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        assert!(error.to_string().contains("newcomers"), "{error}");
     }
 }

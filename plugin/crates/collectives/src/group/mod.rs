@@ -53,6 +53,14 @@ pub struct Group {
     previous_ranks: Vec<Option<usize>>,
     /// The first newcomer that this group and those before it have not considered.
     next_ticket: u64,
+    /// It shares its mesh with the group of which it is a part.
+    is_sub_group: bool,
+    /// It was reconfigured.
+    replaced: AtomicBool,
+    /// This rank has counted itself among those of a group that follows another one.
+    has_met: AtomicBool,
+    /// How far the last call of `reconfigure` got.
+    progress: Mutex<Option<reconfigure::Progress>>,
 }
 
 impl Group {
@@ -104,6 +112,10 @@ impl Group {
             unfinished: AtomicBool::new(false),
             previous_ranks: vec![],
             next_ticket: 1,
+            is_sub_group: false,
+            replaced: AtomicBool::new(false),
+            has_met: AtomicBool::new(false),
+            progress: Mutex::default(),
         }
     }
 
@@ -136,7 +148,9 @@ impl Group {
 
     /// The error that ended the group, if it has failed. The group cannot be used then.
     pub fn failure(&self) -> Option<Error> {
-        self.mesh.liveness().failure().map(|failure| self.renumbered(failure.error()))
+        let failure = self.mesh.liveness().failure();
+        let failure = failure.map(|failure| self.renumbered(failure.error()));
+        failure.or_else(|| self.check_not_replaced().err())
     }
 
     /// Aborts the group on all ranks. Their operations fail with this reason.
@@ -183,7 +197,9 @@ impl Group {
         identity.extend_from_slice(&made.to_le_bytes());
         codec::put_list(&mut identity, members.iter());
         let mesh = Arc::clone(&self.mesh);
-        Ok(Some(Self::of(mesh, members, rank, digest(&identity), self.timeout)))
+        let mut group = Self::of(mesh, members, rank, digest(&identity), self.timeout);
+        group.is_sub_group = true;
+        Ok(Some(group))
     }
 
     /// The group of all ranks that pass the same color, in the order of their ranks here; `None` without a color. All ranks call it.
@@ -332,6 +348,26 @@ mod tests {
             for error in lock(&errors).iter() {
                 assert_eq!((error.kind(), error.ranks()), (ErrorKind::Lost, &[2][..]), "{error}");
             }
+        }
+    }
+
+    /// Both ends of a link that breaks are alive, and each finds that it has lost the other one.
+    #[test]
+    fn broken_link_is_named_alike_on_all_ranks() {
+        for (transport, ends) in transports().iter().zip([(0, 1), (1, 0), (1, 2), (2, 0)]) {
+            let errors = Mutex::new(vec![]);
+            run_ranks(3, transport, |group| {
+                group.barrier(&Call::default()).unwrap();
+                if group.rank() == ends.0 {
+                    assert!(group.mesh.abandon_send(ends.1, u64::MAX));
+                }
+                let mut calls = (0..100).map(|_| group.allgather(&mut [0; 300], &Call::default()));
+                let error = calls.find_map(Result::err).unwrap();
+                lock(&errors).push(error);
+            });
+            let errors = lock(&errors);
+            assert!(errors.iter().all(|error| error.kind() == ErrorKind::Lost), "{errors:?}");
+            assert!(errors.iter().all(|error| error.ranks() == errors[0].ranks()), "{errors:?}");
         }
     }
 

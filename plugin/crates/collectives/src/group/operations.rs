@@ -360,6 +360,7 @@ impl Group {
         work: &mut [u8],
         (combine, call): (Combine<'_>, &Call),
     ) -> Result<()> {
+        self.check_not_replaced()?;
         let job = Job {
             mesh: &self.mesh,
             members: &self.members,

@@ -60,6 +60,7 @@ impl Group {
     }
 
     fn receive(&self, from: &[usize], buffer: &mut [u8], call: &Call) -> Result<(usize, usize)> {
+        self.check_not_replaced()?;
         let timeout = call.timeout.unwrap_or(self.timeout);
         let receive =
             MessageReceive { mesh: &self.mesh, from, key: self.message_key(call), timeout };

@@ -1,15 +1,20 @@
 //! Going on with other members: without the ranks that are lost, and with newcomers.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::bootstrap::agreement::{Agreement, Members, await_admission};
-use crate::bootstrap::candidate::Candidate;
-use crate::bootstrap::store::Store;
-use crate::error::{Error, ErrorKind, Result};
-use crate::links::transport_kind::TransportKind;
-use crate::liveness::GroupFailure;
+use evenkeel_transport::sync::lock;
 
-use super::{Call, Group};
+use crate::bootstrap::agreement::{
+    Agreement, MAX_SILENT_PROBES, Members, PROBE_TIMEOUT, WATCH_INTERVAL, await_admission,
+};
+use crate::bootstrap::candidate::Candidate;
+use crate::bootstrap::store::{Backoff, Store};
+use crate::error::{Error, ErrorKind, Result, format_duration};
+use crate::links::transport_kind::TransportKind;
+use crate::liveness::{GroupFailure, PeerStatus, end_group};
+
+use super::Group;
 
 /// How a group is reconfigured. All ranks must pass the same, except for the timeout.
 #[derive(Clone, Copy, Debug, Default)]
@@ -31,38 +36,48 @@ impl Reconfigure {
     }
 }
 
+/// How far a call of [`Group::reconfigure`] got that failed. The next call goes on from there, since the other ranks may have agreed on
+/// a list that has this rank.
+pub(super) enum Progress {
+    /// This rank has registered with the others.
+    Registered(Candidate),
+    /// The ranks have agreed on this group, and not all of them had come.
+    Agreed(Box<Group>),
+}
+
+/// What all steps of a call share.
+struct Request<'a> {
+    store: &'a dyn Store,
+    min_size: usize,
+    deadline: Instant,
+    timeout: Duration,
+}
+
 impl Group {
     /// The group that follows this one: all ranks of this one that are alive, in the order of their ranks, and then the newcomers
     /// that wait in [`Group::join_as_newcomer`]. All live ranks call it: after an error that ended the group, or at any other time
-    /// between operations. This group cannot be used afterwards.
+    /// between operations. This group cannot be used afterwards, and no sub-group of it. A group of which it is a sub-group can.
     ///
-    /// All ranks that return a group return the same one: the store decides. Each has talked to all others in it, so nobody is in it
-    /// who died before. If a rank dies meanwhile, the rest agree again. `store` is the one, or the prefix, through which the group
-    /// was joined; it must outlive the ranks that are lost.
+    /// All ranks that return a group return the same one: the store decides. Each has come to it, so nobody is in it who died before
+    /// the agreement. If a rank dies meanwhile, the rest agree again. `store` is the one, or the prefix, through which the group was
+    /// joined; it must outlive the ranks that are lost. Sub-groups that take newcomers in need prefixes of their own.
+    ///
+    /// A rank that is stopped is lost once it has not responded for two seconds, so a shorter timeout ends in an error then.
     ///
     /// # Errors
-    /// [`ErrorKind::Timeout`] when a live rank has not called it, or there are too few ranks; call it again, or abort.
-    /// [`ErrorKind::Lost`] naming this rank when the others went on without it: it may come back by [`Group::join_as_newcomer`].
-    /// [`ErrorKind::Store`] when the store cannot be reached.
+    /// [`ErrorKind::Timeout`] when a live rank has not called it, or there are too few ranks: call it again, which goes on where this
+    /// call ended, or drop this group. [`ErrorKind::Lost`] naming this rank when the others went on without it: it may come back by
+    /// [`Group::join_as_newcomer`]. [`ErrorKind::Store`] when the store cannot be reached.
     pub fn reconfigure(&self, store: &dyn Store, options: &Reconfigure) -> Result<Self> {
         let timeout = options.timeout.unwrap_or(self.timeout);
         let deadline = Instant::now() + timeout;
-        let mut next = self.follow(store, options.min_size, deadline, timeout)?;
-        while !next.is_complete(deadline)? {
-            let newer = next.follow(store, options.min_size, deadline, timeout)?;
-            // As seen from this group.
-            let previous = newer.previous_ranks.iter();
-            let previous =
-                previous.map(|rank| rank.and_then(|rank| *next.previous_ranks.get(rank)?));
-            let previous = previous.collect();
-            next = newer.with_previous_ranks(previous);
+        let request = Request { store, min_size: options.min_size, deadline, timeout };
+        self.check_not_replaced()?;
+        let next = self.follow(&request)?;
+        self.replaced.store(true, Ordering::Release);
+        if !self.is_sub_group {
+            self.mesh.liveness().fail(replaced());
         }
-        let failure = GroupFailure {
-            kind: ErrorKind::Aborted,
-            ranks: vec![],
-            text: "the group was reconfigured: use the one that `reconfigure` returned".to_owned(),
-        };
-        self.mesh.liveness().fail(failure);
         Ok(next)
     }
 
@@ -79,12 +94,11 @@ impl Group {
         let candidate = Candidate::open(transport)?;
         let members = await_admission(store, &candidate, deadline, timeout)?;
         let next = Self::of_members(candidate, members, timeout)?;
-        let next = match next.is_complete(deadline)? {
-            true => next,
-            false => next.reconfigure(
-                store,
-                &Reconfigure::default().timeout(deadline.saturating_duration_since(Instant::now())),
-            )?,
+        let request = Request { store, min_size: 0, deadline, timeout };
+        let next = match next.meet(&request) {
+            Ok(()) => next,
+            Err(error) if is_retried(&error) => next.follow(&request)?,
+            Err(error) => return Err(error),
         };
         let previous_ranks = vec![None; next.size()];
         Ok(next.with_previous_ranks(previous_ranks))
@@ -101,28 +115,66 @@ impl Group {
         &self.previous_ranks
     }
 
-    /// Agrees on the next group, whose ranks may not be connected yet.
-    fn follow(
-        &self,
-        store: &dyn Store,
-        min_size: usize,
-        deadline: Instant,
-        timeout: Duration,
-    ) -> Result<Self> {
-        let candidate = Candidate::open(self.mesh.transport())?;
+    /// # Errors
+    /// When the group was reconfigured.
+    pub(super) fn check_not_replaced(&self) -> Result<()> {
+        if self.replaced.load(Ordering::Acquire) { Err(replaced().error()) } else { Ok(()) }
+    }
+
+    /// Agrees on the next group and meets its ranks. If one of them is lost meanwhile, the same from that group on.
+    fn follow(&self, request: &Request<'_>) -> Result<Self> {
+        let mut progress = lock(&self.progress);
+        let next = match progress.take() {
+            Some(Progress::Agreed(next)) => *next,
+            registered => {
+                let candidate = match registered {
+                    Some(Progress::Registered(candidate)) => candidate,
+                    _ => Candidate::open(self.mesh.transport())?,
+                };
+                match self.agree(request, &candidate) {
+                    Ok(members) => Self::of_members(candidate, members, self.timeout)?,
+                    Err(error) => {
+                        *progress = Some(Progress::Registered(candidate));
+                        return Err(error);
+                    }
+                }
+            }
+        };
+        let newer = match next.meet(request) {
+            Ok(()) => return Ok(next),
+            Err(error) if is_retried(&error) => next.follow(request),
+            Err(error) => Err(error),
+        };
+        newer
+            .map(|newer| {
+                // As seen from this group.
+                let previous = newer.previous_ranks.iter();
+                let previous =
+                    previous.map(|rank| rank.and_then(|rank| *next.previous_ranks.get(rank)?));
+                let previous = previous.collect();
+                newer.with_previous_ranks(previous)
+            })
+            .map_err(|error| {
+                let numbered =
+                    error.renumbered(|rank| next.previous_ranks.get(rank).copied().flatten());
+                *progress = Some(Progress::Agreed(Box::new(next)));
+                numbered
+            })
+    }
+
+    fn agree(&self, request: &Request<'_>, candidate: &Candidate) -> Result<Members> {
         let addresses = self.mesh.probe_addresses();
         let agreement = Agreement {
-            store,
+            store: request.store,
             group: self.id,
             old: self.members.iter().map(|member| &addresses[*member]).collect(),
             old_rank: self.rank,
             next_ticket: self.next_ticket,
-            min_size,
-            deadline,
-            timeout,
+            min_size: request.min_size,
+            deadline: request.deadline,
+            timeout: request.timeout,
         };
-        let members = agreement.agree(&candidate)?;
-        Self::of_members(candidate, members, self.timeout)
+        agreement.agree(candidate)
     }
 
     fn of_members(candidate: Candidate, members: Members, timeout: Duration) -> Result<Self> {
@@ -136,22 +188,75 @@ impl Group {
         Ok(group.with_previous_ranks(previous_ranks))
     }
 
-    /// Whether all ranks have come. Not, when one is lost.
-    fn is_complete(&self, deadline: Instant) -> Result<bool> {
-        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
-        match self.barrier(&Call::default().timeout(left)) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == ErrorKind::Lost && Instant::now() < deadline => Ok(false),
-            Err(error) => Err(error),
+    /// Waits until all ranks of a group that was agreed on have come. They count themselves in the store, so that a rank which has
+    /// timed out can go on. Each watches the next one meanwhile.
+    fn meet(&self, request: &Request<'_>) -> Result<()> {
+        let counter = format!("reconfigure/{:016x}/met", self.id);
+        let met = |own: i64| {
+            let met = request.store.add(&counter, own)?;
+            Ok(usize::try_from(met).unwrap_or(0) >= self.size())
+        };
+        let liveness = self.mesh.liveness();
+        let watched = (self.rank + 1) % self.size();
+        let (mut watched_at, mut silent_probes) = (Instant::now(), 0);
+        let mut own = i64::from(!self.has_met.swap(true, Ordering::Relaxed));
+        let mut backoff = Backoff::until(request.deadline);
+        loop {
+            if met(std::mem::take(&mut own))? {
+                return Ok(());
+            }
+            if let Some(failure) = liveness.failure() {
+                return Err(failure.error());
+            }
+            if watched != self.rank && watched_at.elapsed() >= WATCH_INTERVAL {
+                let time = PROBE_TIMEOUT.min(backoff.left());
+                let status = self.mesh.probe_addresses()[watched].probe(time);
+                watched_at = Instant::now();
+                // The deadline may have ended the probe: then silence does not count.
+                silent_probes = match status {
+                    PeerStatus::Lost(_) => silent_probes + u32::from(!backoff.left().is_zero()),
+                    _ => 0,
+                };
+                let is_lost = status == PeerStatus::Left || status.has_exited();
+                // It may have come, and have left since all had.
+                if (is_lost || silent_probes >= MAX_SILENT_PROBES) && !met(0)? {
+                    return Err(self.end_as_lost(watched));
+                }
+            }
+            if !backoff.wait() {
+                let time = format_duration(request.timeout);
+                let text =
+                    format!("reconfigure: not all ranks of the next group came within {time}");
+                return Err(Error::new(ErrorKind::Timeout, text));
+            }
         }
     }
+
+    /// Ends the group on all ranks, since this one was lost while they met.
+    fn end_as_lost(&self, rank: usize) -> Error {
+        let text = format!("reconfigure: {} was lost meanwhile", self.mesh.describe(rank));
+        let failure = GroupFailure { kind: ErrorKind::Lost, ranks: vec![rank], text };
+        let addresses = self.mesh.probe_addresses();
+        let liveness = self.mesh.liveness();
+        end_group(liveness, addresses, self.rank, failure, &[rank], PROBE_TIMEOUT).error()
+    }
+}
+
+/// Whether the ranks that are left agree again.
+fn is_retried(error: &Error) -> bool {
+    error.kind() == ErrorKind::Lost
+}
+
+fn replaced() -> GroupFailure {
+    let text = "the group was reconfigured: use the one that `reconfigure` returned".to_owned();
+    GroupFailure { kind: ErrorKind::Aborted, ranks: vec![], text }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::test_support::{TEST_TIMEOUT, transports};
-    use crate::{MemoryStore, Op};
+    use crate::{Call, MemoryStore, Op};
     use std::sync::Barrier;
     use std::thread;
 
@@ -324,6 +429,49 @@ mod tests {
             // They may try again.
             let next = group.reconfigure(store, &Reconfigure::default()).unwrap();
             assert_eq!(next.size(), 3);
+        });
+    }
+
+    #[test]
+    fn reconfigured_sub_group_leaves_its_parent_usable() {
+        run(4, &transports()[0], TEST_TIMEOUT, |group, store| {
+            let color = Some(group.rank() as u32 / 2);
+            let sub = group.split(color, &Call::default()).unwrap().unwrap();
+            let next = sub.reconfigure(store, &Reconfigure::default()).unwrap();
+            assert_eq!((sum(&next, 1).unwrap(), sum(&group, 1).unwrap()), (2, 4));
+            let error = sum(&sub, 1).unwrap_err();
+            assert!(
+                !error.is_group_usable() && error.to_string().contains("reconfigured"),
+                "{error}"
+            );
+            let error = sub.reconfigure(store, &Reconfigure::default()).err().unwrap();
+            assert!(error.to_string().contains("reconfigured"), "{error}");
+            assert!(sub.failure().is_some() && group.failure().is_none());
+        });
+    }
+
+    /// The others take rank 1 in while its calls time out, and wait for it then.
+    #[test]
+    fn reconfigure_that_timed_out_goes_on_when_called_again() {
+        let timed_out = Barrier::new(2);
+        run(2, &transports()[0], TEST_TIMEOUT, |group, store| {
+            let brief = Reconfigure::default().timeout(Duration::from_secs(1));
+            let decision = format!("reconfigure/{:016x}/members", group.id);
+            // Rank 1 does not see the decision, and rank 0 has nobody to meet.
+            let begun = Instant::now();
+            while store.get(&decision).unwrap().is_none() {
+                let called = match group.rank() {
+                    0 => group.reconfigure(store, &brief),
+                    _ => group.reconfigure(&Undecided(store), &brief),
+                };
+                let error = called.err().unwrap();
+                assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+                assert!(error.is_group_usable() && begun.elapsed() < TEST_TIMEOUT, "{error}");
+            }
+            timed_out.wait();
+            let next = group.reconfigure(store, &Reconfigure::default()).unwrap();
+            assert_eq!(next.previous_ranks(), [Some(0), Some(1)]);
+            assert_eq!(sum(&next, 1).unwrap(), 2);
         });
     }
 

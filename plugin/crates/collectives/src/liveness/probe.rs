@@ -11,10 +11,13 @@ use super::frame::{
     ALIVE, FAILED, HEADER_BYTES, PROBE, REPORT_FAILURE, UNKNOWN, frame, is_complete,
 };
 use super::responder::Liveness;
+use crate::bootstrap::store::Backoff;
 use crate::codec::Reader;
 
 /// Maximum number of ranks that are probed, or get a report, at a time.
 const MAX_CONCURRENT_PROBES: usize = 64;
+/// The shortest time that a connection gets.
+const MIN_EXCHANGE_TIME: Duration = Duration::from_millis(1);
 /// Number of lower ranks that are asked first which failure ends the group.
 const MIN_ASKED: usize = 4;
 
@@ -65,21 +68,36 @@ impl ProbeAddress {
     }
 
     fn exchange(&self, kind: u8, text: &[u8], time: Duration) -> PeerStatus {
+        let mut backoff = Backoff::until(Instant::now() + time);
+        loop {
+            let left = backoff.left().max(MIN_EXCHANGE_TIME);
+            if let Some(status) = self.exchange_once(kind, text, left) {
+                return status;
+            }
+            if !backoff.wait() {
+                return PeerStatus::Lost(UNRESPONSIVE);
+            }
+        }
+    }
+
+    /// One connection. `None` when it was closed before the response: a responder with too many connections closes some, so that
+    /// is no proof of anything. The process has exited if the next connection is refused.
+    fn exchange_once(&self, kind: u8, text: &[u8], time: Duration) -> Option<PeerStatus> {
         let deadline = Instant::now() + time;
         let address = SocketAddr::new(self.host, self.port);
         let mut stream = match TcpStream::connect_timeout(&address, time) {
             Ok(stream) => stream,
             Err(error) if error.kind() == IoErrorKind::ConnectionRefused => {
-                return PeerStatus::Lost(EXITED);
+                return Some(PeerStatus::Lost(EXITED));
             }
-            Err(_) => return PeerStatus::Lost(UNREACHABLE),
+            Err(_) => return Some(PeerStatus::Lost(UNREACHABLE)),
         };
         let mut received = vec![];
         let probed = stream.write_all(&frame(self.id, kind, text));
         while probed.is_ok() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || stream.set_read_timeout(Some(left)).is_err() {
-                return PeerStatus::Lost(UNRESPONSIVE);
+                return Some(PeerStatus::Lost(UNRESPONSIVE));
             }
             let mut buffer = [0; 1024];
             match stream.read(&mut buffer) {
@@ -89,20 +107,19 @@ impl ProbeAddress {
                 Err(error)
                     if [IoErrorKind::WouldBlock, IoErrorKind::TimedOut].contains(&error.kind()) =>
                 {
-                    return PeerStatus::Lost(UNRESPONSIVE);
+                    return Some(PeerStatus::Lost(UNRESPONSIVE));
                 }
                 Err(_) => break,
             }
+            // Bytes that are no response are those of another process, which has the port now.
+            let other = PeerStatus::Lost(EXITED);
             match is_complete(&received) {
                 Some(false) => {}
-                Some(true) => {
-                    return decode_response(&received).unwrap_or(PeerStatus::Lost(EXITED));
-                }
-                None => break,
+                Some(true) => return Some(decode_response(&received).unwrap_or(other)),
+                None => return Some(other),
             }
         }
-        // Another process has the port now, or the process exited just then.
-        PeerStatus::Lost(EXITED)
+        None
     }
 }
 
@@ -210,16 +227,18 @@ pub(crate) fn probe_transitively(
 }
 
 /// Ends the group on all ranks, and returns the failure that ended it. Of several failures that ranks find at the same time, all
-/// ranks get the one that the lowest rank has got first, so that they name the same lost ranks.
+/// ranks get the one that the lowest rank which responds has got first, so that they name the same ranks. Ranks that are known to be
+/// `dead` are not asked. The others that the failure names are: both ends of a broken link are alive, and each names the other one.
 pub(crate) fn end_group(
     liveness: &Liveness,
     probe_addresses: &[ProbeAddress],
     own: usize,
     failure: GroupFailure,
+    dead: &[usize],
     time: Duration,
 ) -> GroupFailure {
-    let failure = liveness.fail(decided_failure(probe_addresses, own, failure, time));
-    report_failure(probe_addresses, own, &failure, time);
+    let failure = liveness.fail(decided_failure(probe_addresses, own, failure, dead, time));
+    report_failure(probe_addresses, own, &failure, dead, time);
     failure
 }
 
@@ -232,7 +251,7 @@ pub(crate) fn abort_group(
     time: Duration,
 ) {
     let failure = liveness.fail(failure);
-    report_failure(probe_addresses, own, &failure, time);
+    report_failure(probe_addresses, own, &failure, &[], time);
 }
 
 /// The failure that ends the group: this one, or the one that the lowest rank which responds has got before.
@@ -240,9 +259,10 @@ fn decided_failure(
     probe_addresses: &[ProbeAddress],
     own: usize,
     failure: GroupFailure,
+    dead: &[usize],
     time: Duration,
 ) -> GroupFailure {
-    let lower = (0..own).filter(|rank| !failure.ranks.contains(rank));
+    let lower = (0..own).filter(|rank| !dead.contains(rank));
     let mut left: Vec<_> = lower.filter_map(|rank| probe_addresses.get(rank)).collect();
     // Usually the first responds. Those that do not, such as all ranks of a host, take the time together, not each.
     let mut count = MIN_ASKED;
@@ -266,17 +286,18 @@ fn decided_failure(
     failure
 }
 
-/// Reports to all other ranks that the group has failed, except to the ranks that caused it.
+/// Reports to all other ranks that the group has failed, except to dead ones.
 fn report_failure(
     probe_addresses: &[ProbeAddress],
     own: usize,
     failure: &GroupFailure,
+    dead: &[usize],
     time: Duration,
 ) {
     let others: Vec<_> = probe_addresses
         .iter()
         .enumerate()
-        .filter(|(rank, _)| *rank != own && !failure.ranks.contains(rank))
+        .filter(|(rank, _)| *rank != own && !dead.contains(rank))
         .map(|(_, probe_address)| probe_address)
         .collect();
     for some in others.chunks(MAX_CONCURRENT_PROBES) {
@@ -335,7 +356,7 @@ mod tests {
                     ranks: vec![lost],
                     text: format!("rank {lost} is lost"),
                 };
-                end_group(&members[own], &addresses, own, failure, TIME)
+                end_group(&members[own], &addresses, own, failure, &[lost], TIME)
             };
             let (one, other) = thread::scope(|scope| {
                 let one = scope.spawn(|| found(2, 1));
@@ -371,7 +392,7 @@ mod tests {
         let text = "another is lost".to_owned();
         let failure = GroupFailure { kind: ErrorKind::Lost, ranks: vec![99], text };
         let begun = Instant::now();
-        assert_eq!(end_group(&members[1], &addresses, 13, failure.clone(), TIME), failure);
+        assert_eq!(end_group(&members[1], &addresses, 13, failure.clone(), &[], TIME), failure);
         // One after the other they would take 12 times the time.
         assert!(begun.elapsed() < 8 * TIME, "{:?}", begun.elapsed());
         assert_eq!(members[0].failure(), Some(failure));
@@ -401,7 +422,7 @@ mod tests {
             ranks: vec![1],
             text: "rank 1 is lost".to_owned(),
         };
-        report_failure(&probe_addresses, 0, &failure, TIME);
+        report_failure(&probe_addresses, 0, &failure, &[1], TIME);
         assert_eq!(members[2].failure(), Some(failure.clone()));
         assert_eq!((members[0].failure(), members[1].failure()), (None, None));
         let other = GroupFailure { text: "something else".to_owned(), ..failure.clone() };
@@ -416,6 +437,47 @@ mod tests {
         let silent = ProbeAddress { id: 1, host, port: listener.local_addr().unwrap().port() };
         let status = silent.probe(Duration::from_millis(50));
         assert_eq!(status, PeerStatus::Lost("its process does not respond"));
+    }
+
+    /// A responder that has too many connections closes some.
+    #[test]
+    fn probe_connection_that_closes_is_tried_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let busy = ProbeAddress { id: 1, host: Ipv4Addr::LOCALHOST.into(), port };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                drop(listener.accept().unwrap());
+                let (mut stream, _) = listener.accept().unwrap();
+                let _ = stream.read_exact(&mut [0; HEADER_BYTES]);
+                let _ = stream.write_all(&frame(1, UNKNOWN, &[]));
+            });
+            let status = busy.probe(TIME);
+            // Ends the thread if the probe did not.
+            let _ = TcpStream::connect((busy.host, port));
+            assert_eq!(status, PeerStatus::Left);
+        });
+    }
+
+    #[test]
+    fn closed_probe_connections_are_no_proof_of_an_exit() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let busy = ProbeAddress { id: 1, host: Ipv4Addr::LOCALHOST.into(), port: address.port() };
+        let over = std::sync::atomic::AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    drop(listener.accept().unwrap());
+                }
+            });
+            let status = busy.probe(Duration::from_millis(200));
+            over.store(true, Ordering::Relaxed);
+            drop(TcpStream::connect(address).unwrap());
+            assert_eq!(status, PeerStatus::Lost("its process does not respond"));
+        });
+        drop(listener);
+        assert!(busy.probe(TIME).has_exited());
     }
 
     #[test]

@@ -221,13 +221,20 @@ fn run_responder(listener: &TcpListener, responder: &Weak<Responder>) {
         let Some(responder) = responder.upgrade() else { return };
         out_of_sockets = accept_all(listener, |stream| {
             let deadline = Instant::now() + REQUEST_TIMEOUT;
-            connections.push_back(ProbeConnection { stream, received: vec![], deadline });
-            if connections.len() > MAX_CONNECTIONS {
-                connections.pop_front();
+            let mut connection = ProbeConnection { stream, received: vec![], deadline };
+            // Usually the request is there already.
+            if connection.serve(&responder) {
+                connections.push_back(connection);
+            }
+            if connections.len() > MAX_CONNECTIONS
+                && let Some(mut oldest) = connections.pop_front()
+            {
+                oldest.serve(&responder);
             }
         });
+        // Requests first: they may have come in time, and this process not.
         let now = Instant::now();
         connections
-            .retain_mut(|connection| now < connection.deadline && connection.serve(&responder));
+            .retain_mut(|connection| connection.serve(&responder) && now < connection.deadline);
     }
 }

@@ -101,9 +101,14 @@ impl Backoff {
         Self { deadline, delay: Duration::from_millis(1) }
     }
 
+    /// The time until the deadline.
+    pub(crate) fn left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+
     /// Waits before the next poll. Returns false once the deadline has passed.
     pub(crate) fn wait(&mut self) -> bool {
-        let left = self.deadline.saturating_duration_since(Instant::now());
+        let left = self.left();
         thread::sleep(self.delay.min(left));
         self.delay = (self.delay * 3 / 2).min(Duration::from_millis(50));
         !left.is_zero()
