@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
 // A kind of job.
@@ -113,6 +115,32 @@ func JobOf(pod metav1.Object) corev1.ObjectReference {
 		return corev1.ObjectReference{APIVersion: owner.APIVersion, Kind: owner.Kind, Namespace: pod.GetNamespace(), Name: owner.Name, UID: owner.UID}
 	}
 	return corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.GetNamespace(), Name: pod.GetName(), UID: pod.GetUID()}
+}
+
+// GangOf returns the object whose pods wait at the same gate: the job of a kind that cannot be suspended, else what JobOf returns. Where
+// pods know only the job's name, the UID is empty.
+func GangOf(pod metav1.Object) corev1.ObjectReference {
+	kind, name, ok := OfPod(pod)
+	if !ok {
+		return JobOf(pod)
+	}
+	job := corev1.ObjectReference{APIVersion: kind.GroupVersion().String(), Kind: kind.Kind, Namespace: pod.GetNamespace(), Name: name}
+	if kinds[kind.GroupKind()].podLabel == "" {
+		job.UID = metav1.GetControllerOfNoCopy(pod).UID
+	}
+	return job
+}
+
+// GangSelector selects the pods of a gang whose own annotation asked for a profile, among those of its namespace; nil: only the pod itself
+// is known to be of it.
+func GangSelector(pod metav1.Object) map[string]string {
+	if kind, name, ok := OfPod(pod); ok && kinds[kind.GroupKind()].podLabel != "" {
+		return map[string]string{kinds[kind.GroupKind()].podLabel: name}
+	}
+	if owner := pod.GetLabels()[evenkeel.OwnerKey]; owner != "" {
+		return map[string]string{evenkeel.OwnerKey: owner}
+	}
+	return nil
 }
 
 // JobLabels are the labels of pods that JobOf reads.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
@@ -345,6 +347,69 @@ func TestGateOfPodsOpensWhenNodesAreProven(t *testing.T) {
 	if n := len(policyChecks(t, p)); n != 1 {
 		t.Errorf("%d checks", n)
 	}
+}
+
+// gangPod makes a pod as the webhook leaves one whose own annotation asked for a profile, with an owner of the name and the labels.
+func gangPod(t *testing.T, name string, pools []string, owner metav1.OwnerReference, labels map[string]string) *corev1.Pod {
+	t.Helper()
+	yes := true
+	owner.Controller = &yes
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name, Labels: map[string]string{evenkeel.GatedKey: evenkeel.GatedValue, evenkeel.ProfileKey: "default"}, OwnerReferences: []metav1.OwnerReference{owner}},
+		Spec: corev1.PodSpec{
+			SchedulingGates: []corev1.PodSchedulingGate{{Name: "example.com/another"}, {Name: evenkeel.SchedulingGate}},
+			Containers:      []corev1.Container{{Name: "main", Image: "registry.example.com/train:1"}},
+			Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: pools}}}},
+			}}},
+		},
+	}
+	maps.Copy(pod.Labels, labels)
+	if err := admin.Create(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := admin.Delete(context.Background(), pod, client.GracePeriodSeconds(0)); client.IgnoreNotFound(err) != nil {
+			t.Error(err)
+		}
+	})
+	return pod
+}
+
+// The children of a JobSet start together: the first does not take the nodes that are proven while the second waits for others.
+func TestGateOfGangOpensWhole(t *testing.T) {
+	var released atomic.Bool
+	start(t, newFleet(t, func(nodes []string) ending {
+		if released.Load() || strings.HasPrefix(nodes[0], "gang-quick") {
+			return links(nil)(nodes)
+		}
+		return stuck(nodes)
+	}), &clock{}, &clock{})
+	newNodes(t, "gang-quick", 2)
+	pools := []string{"gang-quick", "gang-slow"}
+	newPolicy(t, "gang", onStart(func(s *evenkeel.NetworkCheckPolicySpec) {
+		s.NodeSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "pool", Operator: metav1.LabelSelectorOpIn, Values: pools}}}
+		s.Gate.OnTimeout = evenkeel.GateWait
+	}))
+	isState(t, newJob(t, "Job", "gang-quick", nil), started)
+	newNodes(t, "gang-slow", 2)
+
+	set := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: "llama", UID: "00000000-0000-0000-0000-00000000005e"}}
+	var pods []*corev1.Pod
+	for _, child := range []string{"gang-a", "gang-b"} {
+		for i := range 2 {
+			owner := metav1.OwnerReference{APIVersion: "batch/v1", Kind: "Job", Name: child, UID: types.UID(child)}
+			pods = append(pods, gangPod(t, fmt.Sprintf("%s-%d", child, i), pools, owner, map[string]string{"jobset.sigs.k8s.io/jobset-name": set.Name, "jobset.sigs.k8s.io/jobset-uid": string(set.UID)}))
+		}
+	}
+	isTold(t, set, gate.ReasonChecking, "gang-slow-0, gang-slow-1")
+	for _, pod := range pods {
+		if err := admin.Get(t.Context(), client.ObjectKeyFromObject(pod), pod); err != nil || len(pod.Spec.SchedulingGates) != 2 {
+			t.Errorf("%s: %v, its gates are %v", pod.Name, err, pod.Spec.SchedulingGates)
+		}
+	}
+	released.Store(true)
+	areOpen(t, pods)
 }
 
 func TestGateGuardLimitsController(t *testing.T) {

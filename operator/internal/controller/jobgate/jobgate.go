@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -44,6 +45,9 @@ const (
 	passTimeout = time.Minute
 )
 
+// MaxRequests is the number of requests that one controller makes at a time.
+const MaxRequests = 16
+
 // An Evaluator decides about everything that waits for one controller.
 type Evaluator struct {
 	// Namespace is where checks run.
@@ -60,6 +64,8 @@ type Evaluator struct {
 	// watched.
 	Transform toolscache.TransformFunc
 	Wanted    func(schema.GroupKind) bool
+	// Requesters is how many decisions are applied at a time; zero: one after the other.
+	Requesters int
 
 	// Client, WaitingCache and OptionalKinds are set by NewController. The cache has only the objects that wait.
 	Client        client.Client
@@ -129,6 +135,8 @@ type Waiter struct {
 	// Subject is the object that decisions are reported on.
 	Subject types.UID
 	Job     gate.Job
+	// NotBefore is when it is decided about first. Until then it keeps the checks that it asked for.
+	NotBefore time.Time
 	// Apply applies the decision; changed says that it has not been reported yet.
 	Apply func(ctx context.Context, d gate.Decision, changed bool) error
 }
@@ -148,22 +156,26 @@ func (e *Evaluator) Evaluate(ctx context.Context, waiting []Waiter) (reconcile.R
 		slices.SortStableFunc(waiting, func(a, b Waiter) int {
 			return cmp.Or(a.Job.Since.Compare(b.Job.Since), cmp.Compare(a.Key, b.Key))
 		})
-		for _, w := range waiting {
-			d := snapshot.Decide(w.Job)
-			e.Requests.Set(w.Key, d.Check)
-			requests[w.Key], subjects[w.Subject] = true, true
-			changed := e.changes.Changed(w.Subject, d)
-			switch err := w.Apply(ctx, d, changed); {
-			case errors.Is(err, ErrStale):
-			case err != nil:
-				all = append(all, err)
-			case changed:
-				e.changes.Record(w.Subject, d)
-			}
-			if d.Waits() && !d.Next.IsZero() && (next.IsZero() || d.Next.Before(next)) {
-				next = d.Next
+		lookAgain := func(at time.Time) {
+			if next.IsZero() || at.Before(next) {
+				next = at
 			}
 		}
+		var decided []decision
+		for _, w := range waiting {
+			requests[w.Key], subjects[w.Subject] = true, true
+			if e.Clock.Now().Before(w.NotBefore) {
+				lookAgain(w.NotBefore)
+				continue
+			}
+			d := snapshot.Decide(w.Job)
+			e.Requests.Set(w.Key, d.Check)
+			if d.Waits() && !d.Next.IsZero() {
+				lookAgain(d.Next)
+			}
+			decided = append(decided, decision{w, d, e.changes.Changed(w.Subject, d)})
+		}
+		all = e.apply(ctx, decided)
 	}
 	for key := range e.requested {
 		if !requests[key] {
@@ -176,6 +188,38 @@ func (e *Evaluator) Evaluate(ctx context.Context, waiting []Waiter) (reconcile.R
 		return reconcile.Result{}, err
 	}
 	return reconcile.Result{RequeueAfter: max(time.Millisecond, next.Sub(e.Clock.Now()))}, nil
+}
+
+// A decision is what was decided about a waiter; changed says that it has not been reported yet.
+type decision struct {
+	waiter  Waiter
+	what    gate.Decision
+	changed bool
+}
+
+// apply applies the decisions, as many at a time as there are requesters, and remembers those that were reported.
+func (e *Evaluator) apply(ctx context.Context, decisions []decision) []error {
+	problems := make([]error, len(decisions))
+	var requesters errgroup.Group
+	requesters.SetLimit(max(1, e.Requesters))
+	for i, d := range decisions {
+		requesters.Go(func() error {
+			problems[i] = d.waiter.Apply(ctx, d.what, d.changed)
+			return nil
+		})
+	}
+	_ = requesters.Wait() // each has its problem
+	var all []error
+	for i, d := range decisions {
+		switch err := problems[i]; {
+		case errors.Is(err, ErrStale):
+		case err != nil:
+			all = append(all, err)
+		case d.changed:
+			e.changes.Record(d.waiter.Subject, d.what)
+		}
+	}
+	return all
 }
 
 // NewSnapshot reads the state that decisions are made from. Checks run in the namespace.

@@ -8,17 +8,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strconv"
 	"strings"
+	"time"
 
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -26,6 +25,7 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate"
+	"evenkeel.dev/evenkeel/operator/internal/kube/debounce"
 	"evenkeel.dev/evenkeel/operator/internal/kube/events"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
@@ -38,9 +38,15 @@ const ReasonOpenedManually = "EvenkeelGateOpenedManually"
 type Reconciler struct {
 	jobgate.Evaluator
 	live client.Reader
-	// opened has, for each controller of gated pods, what its job's annotation lists. It saves requests to the API server.
-	opened map[types.UID][]string
+	// gangs has what is known of the gangs that wait, by their keys. It saves requests to the API server.
+	gangs map[string]*gang
+	// pace limits how many pods are opened a second, and slots how many at a time.
+	pace  *rate.Limiter
+	slots chan struct{}
 }
+
+// openRate is how many pods' gates are opened a second, so that a gang of thousands leaves the API server time for others.
+const openRate = 500
 
 // GatedSelector selects gated jobs and pods.
 func GatedSelector() labels.Selector {
@@ -53,12 +59,18 @@ func GatedSelector() labels.Selector {
 
 // SetupWithManager starts the controller with the manager.
 func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
-	c.live, c.opened = mgr.GetAPIReader(), map[types.UID][]string{}
+	c.start(mgr.GetAPIReader())
 	watcher, err := c.NewController(mgr, "jobgate-suspend", workload.Suspendable(), GatedSelector(), c.reconcileAll)
 	if err != nil {
 		return err
 	}
-	return watcher.Watch(source.Kind(c.WaitingCache, client.Object(&corev1.Pod{}), jobgate.EnqueueAll))
+	return watcher.Watch(source.Kind(c.WaitingCache, client.Object(&corev1.Pod{}), debounce.Handler(podDelay, jobgate.EnqueueAll)))
+}
+
+func (c *Reconciler) start(live client.Reader) {
+	c.live, c.gangs = live, map[string]*gang{}
+	c.pace, c.slots = rate.NewLimiter(openRate, openRate), make(chan struct{}, jobgate.MaxRequests)
+	c.Requesters = jobgate.MaxRequests
 }
 
 // reconcileAll opens the gates of everything that may start, and requests the checks that the others wait for.
@@ -67,7 +79,7 @@ func (c *Reconciler) reconcileAll(ctx context.Context) (reconcile.Result, error)
 	pods, podsErr := c.listGatedPods(ctx)
 	var waiting []jobgate.Waiter
 	for _, h := range append(jobs, pods...) {
-		waiting = append(waiting, jobgate.Waiter{Key: h.key, Subject: h.about.UID, Job: h.job, Apply: func(ctx context.Context, d gate.Decision, changed bool) error {
+		waiting = append(waiting, jobgate.Waiter{Key: h.key, Subject: h.about.UID, Job: h.job, NotBefore: h.notBefore, Apply: func(ctx context.Context, d gate.Decision, changed bool) error {
 			return c.applyDecision(ctx, h, d, changed)
 		}})
 	}
@@ -100,7 +112,9 @@ type gatedJob struct {
 	key   string
 	about corev1.ObjectReference
 	job   gate.Job
-	open  func(context.Context) error
+	// notBefore is when all of it is there.
+	notBefore time.Time
+	open      func(context.Context) error
 }
 
 // listGatedJobs returns the jobs that Evenkeel suspended. From jobs that somebody resumed, or that now wait for Kueue, it
@@ -172,46 +186,4 @@ func lastManager(object client.Object, field string) string {
 		}
 	}
 	return last.Manager
-}
-
-// listGatedPods returns the pods with the scheduling gate that wait, grouped by the job that created them. Pods that a job
-// makes later, such as the replacement of one that was evicted, do not wait: the rest of the job runs already.
-func (c *Reconciler) listGatedPods(ctx context.Context) ([]gatedJob, error) {
-	var list corev1.PodList
-	if err := c.WaitingCache.List(ctx, &list); err != nil {
-		return nil, fmt.Errorf("list gated pods: %w", err)
-	}
-	abouts := map[types.UID]corev1.ObjectReference{}
-	groups := map[types.UID][]*corev1.Pod{}
-	for i := range list.Items {
-		pod := &list.Items[i]
-		if pod.DeletionTimestamp != nil {
-			continue
-		}
-		about := corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
-		if o := metav1.GetControllerOfNoCopy(pod); o != nil {
-			about = corev1.ObjectReference{APIVersion: o.APIVersion, Kind: o.Kind, Namespace: pod.Namespace, Name: o.Name, UID: o.UID}
-		}
-		abouts[about.UID] = about
-		groups[about.UID] = append(groups[about.UID], pod)
-	}
-	maps.DeleteFunc(c.opened, func(uid types.UID, _ []string) bool { return groups[uid] == nil })
-	var found []gatedJob
-	var all []error
-	for _, uid := range slices.Sorted(maps.Keys(groups)) {
-		about := abouts[uid]
-		pods, err := c.openLatePods(ctx, uid, groups[uid])
-		if all = append(all, err); len(pods) == 0 {
-			continue
-		}
-		open := func(ctx context.Context) error {
-			all := []error{c.recordOpened(ctx, uid, pods)}
-			for _, pod := range pods {
-				all = append(all, openPod(ctx, c.Client, pod))
-			}
-			return errors.Join(all...)
-		}
-		found = append(found, gatedJob{key: fmt.Sprintf("pods of %s %s/%s", about.Kind, about.Namespace, about.Name), about: about, job: jobgate.FromPods(pods), open: open})
-	}
-	return found, errors.Join(all...)
 }
