@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -24,11 +25,21 @@ const (
 	// is a file, since a checkout need not have the whole history.
 	before    = "testdata/evenkeel-before.tgz"
 	namespace = "evenkeel-system"
+	servers   = "registry.example.com/evenkeel-reduction-server:1"
 	pinned    = "registry.example.com/evenkeel-plugin@sha256:0000000000000000000000000000000000000000000000000000000000000000"
 )
 
-// TestChartUpgradeAndRollback has a held job, a running one, and a certificate that the API server trusts. All of them stay.
-func TestChartUpgradeAndRollback(t *testing.T) {
+// A cluster is an API server, and helm for it.
+type cluster struct {
+	root, work string
+	config     *rest.Config
+	client     client.Client
+	helm       func(args ...string)
+}
+
+// newCluster starts an API server that ends with the test.
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
 	root, err := toolbox.Root()
 	if err != nil {
 		t.Fatal(err)
@@ -38,24 +49,16 @@ func TestChartUpgradeAndRollback(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
+	t.Cleanup(func() {
 		if err := stop(); err != nil {
 			t.Error(err)
 		}
-	}()
+	})
 	c, err := client.New(config, client.Options{Scheme: clientgoscheme.Scheme})
 	if err != nil {
 		t.Fatal(err)
 	}
-	kubeconfig := clientcmdapi.NewConfig()
-	kubeconfig.Clusters["test"] = &clientcmdapi.Cluster{Server: "https://" + strings.TrimPrefix(config.Host, "https://"), CertificateAuthorityData: config.CAData}
-	kubeconfig.AuthInfos["test"] = &clientcmdapi.AuthInfo{ClientCertificateData: config.CertData, ClientKeyData: config.KeyData}
-	kubeconfig.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "test"}
-	kubeconfig.CurrentContext = "test"
-	path := filepath.Join(work, "kubeconfig")
-	if err := clientcmd.WriteToFile(*kubeconfig, path); err != nil {
-		t.Fatal(err)
-	}
+	path := kubeconfig(t, config, work, "admin")
 	program, err := apiserver.Helm()
 	if err != nil {
 		t.Fatal(err)
@@ -67,7 +70,34 @@ func TestChartUpgradeAndRollback(t *testing.T) {
 			t.Fatalf("helm %s: %v\n%s", strings.Join(args, " "), err, out)
 		}
 	}
-	values := []string{"--set", "defaultProfile.spec.plugin.image=" + pinned, "--set", "reduction.image=registry.example.com/evenkeel-reduction-server:1"}
+	return &cluster{root, work, config, c, helm}
+}
+
+// kubeconfig writes a file for programs.
+func kubeconfig(t *testing.T, config *rest.Config, work, name string) string {
+	t.Helper()
+	k := clientcmdapi.NewConfig()
+	k.Clusters["test"] = &clientcmdapi.Cluster{Server: "https://" + strings.TrimPrefix(config.Host, "https://"), CertificateAuthorityData: config.CAData}
+	k.AuthInfos["test"] = &clientcmdapi.AuthInfo{
+		ClientCertificateData: config.CertData, ClientKeyData: config.KeyData,
+		Impersonate: config.Impersonate.UserName, ImpersonateGroups: config.Impersonate.Groups,
+	}
+	k.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "test"}
+	k.CurrentContext = "test"
+	path := filepath.Join(work, name+".kubeconfig")
+	if err := clientcmd.WriteToFile(*k, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// values are those of the chart, old and new.
+var values = []string{"--set", "defaultProfile.spec.plugin.image=" + pinned, "--set", "reduction.image=" + servers}
+
+// TestChartUpgradeAndRollback has a held job, a running one, and a certificate that the API server trusts. All of them stay.
+func TestChartUpgradeAndRollback(t *testing.T) {
+	cluster := newCluster(t)
+	c, helm, root := cluster.client, cluster.helm, cluster.root
 	helm(append([]string{"install", "evenkeel", before, "--create-namespace"}, values...)...)
 
 	job := func(name string, suspended bool, labels map[string]string) {
