@@ -25,6 +25,8 @@ const (
 	// HealthyValue is the label's value on a node that passed, UnhealthyValue on one that failed.
 	HealthyValue   = "healthy"
 	UnhealthyValue = "unhealthy"
+	// UnprovenValue is the taint's value on a node that registered with it, until it has passed.
+	UnprovenValue = "unproven"
 )
 
 // HistoryLength is the number of results that a NodeNetworkHealth keeps.

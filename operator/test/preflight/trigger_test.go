@@ -52,6 +52,42 @@ func TestPolicyWaitsForStartupTaints(t *testing.T) {
 	carries(t, "startup-3", "True Proven|healthy|")
 }
 
+// Nodes that register with Evenkeel's startup taint have it until they have passed, but not for ever.
+func TestPolicyKeepsPodsOffUnprovenNodes(t *testing.T) {
+	const taint = "evenkeel.dev/network=unproven:NoSchedule"
+	slow := links(map[string]float64{"unproven-1": 0.1})
+	f := newFleet(t, func(nodes []string) ending {
+		if slices.Contains(nodes, "unproven-4") {
+			return ending{waiting: "ImagePullBackOff"}
+		}
+		return slow(nodes)
+	})
+	names := newNodes(t, "unproven", 5)
+	newNode(t, "unproven-elsewhere", "unproven-elsewhere")
+	for _, name := range append(names, "unproven-elsewhere") {
+		patch := `{"spec": {"taints": [{"key": "evenkeel.dev/network", "value": "unproven", "effect": "NoSchedule"}]}}`
+		if err := admin.Patch(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, client.RawPatch(types.MergePatchType, []byte(patch))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := newPolicy(t, "unproven", nil)
+	now := &clock{}
+	start(t, f, now, now)
+	for _, good := range []string{"unproven-0", "unproven-2", "unproven-3"} {
+		carries(t, good, "True Proven|healthy|")
+	}
+	carries(t, "unproven-1", "False TooSlow|unhealthy|"+taint)
+	waitPolicy(t, p, "no check runs", func() bool { return p.Status.RunningCheck == "" && p.Status.Healthy != nil && *p.Status.Healthy == 3 })
+	carries(t, "unproven-4", "Unknown NotChecked||"+taint)
+	carries(t, "unproven-elsewhere", "||") // nobody would prove it
+	now.advance(31 * time.Minute)
+	if err := admin.Patch(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "unproven-4"}}, client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"labels": {"look": "now"}}}`))); err != nil {
+		t.Fatal(err)
+	}
+	carries(t, "unproven-4", "Unknown NotChecked||")
+	carries(t, "unproven-1", "False TooSlow|unhealthy|"+taint)
+}
+
 func TestPolicyRepeatsInconclusiveChecksOfNewNodes(t *testing.T) {
 	var pulled atomic.Bool
 	f := newFleet(t, func(nodes []string) ending {

@@ -128,8 +128,8 @@ func (m *NodeMarker) updateNode(ctx context.Context, node *corev1.Node, want hea
 			return fmt.Errorf("write the condition of node %s: %w", node.Name, err)
 		}
 	}
-	if slices.ContainsFunc(node.Spec.Taints, isOurTaint) != want.Taint {
-		if err := m.updateTaint(ctx, node, want.Taint); client.IgnoreNotFound(err) != nil {
+	if !slices.Equal(ourTaints(node), wantedTaints(node, want)) {
+		if err := m.updateTaint(ctx, node, want); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("taint node %s: %w", node.Name, err)
 		}
 	}
@@ -193,16 +193,29 @@ func (m *NodeMarker) writeCondition(ctx context.Context, node *corev1.Node, want
 
 func isOurTaint(t corev1.Taint) bool { return t.Key == evenkeel.HealthKey }
 
-// updateTaint adds or removes the taint. Taints are one list, so it is patched with an optimistic lock.
-func (m *NodeMarker) updateTaint(ctx context.Context, node *corev1.Node, want bool) error {
+// ourTaints are the node's taints of our key.
+func ourTaints(node *corev1.Node) []corev1.Taint {
+	return slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool { return !isOurTaint(t) })
+}
+
+// wantedTaints are [ourTaints] as they should be, one at most. A startup taint is kept, but not added.
+func wantedTaints(node *corev1.Node, want health.Markers) []corev1.Taint {
+	if want.Taint {
+		return []corev1.Taint{{Key: evenkeel.HealthKey, Value: evenkeel.UnhealthyValue, Effect: corev1.TaintEffectNoSchedule}}
+	}
+	return slices.DeleteFunc(ourTaints(node), func(t corev1.Taint) bool {
+		return !want.Unproven || t.Value != evenkeel.UnprovenValue || t.Effect != corev1.TaintEffectNoSchedule
+	})
+}
+
+// updateTaint adds, keeps or removes the taint. Taints are one list, so it is patched with an optimistic lock.
+func (m *NodeMarker) updateTaint(ctx context.Context, node *corev1.Node, want health.Markers) error {
 	now := &corev1.Node{}
 	if err := m.live.Get(ctx, client.ObjectKey{Name: node.Name}, now); err != nil || now.UID != node.UID {
 		return err
 	}
 	before := now.DeepCopy()
-	now.Spec.Taints = slices.DeleteFunc(now.Spec.Taints, isOurTaint)
-	if want {
-		now.Spec.Taints = append(now.Spec.Taints, corev1.Taint{Key: evenkeel.HealthKey, Value: evenkeel.UnhealthyValue, Effect: corev1.TaintEffectNoSchedule})
-	}
+	wanted := wantedTaints(now, want)
+	now.Spec.Taints = append(slices.DeleteFunc(now.Spec.Taints, isOurTaint), wanted...)
 	return m.client.Patch(ctx, now, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 }

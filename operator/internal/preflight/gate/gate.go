@@ -19,7 +19,6 @@ import (
 )
 
 const (
-	defaultTimeout = 30 * time.Minute
 	defaultProfile = "default" // that of a policy's checks, if they name none
 	// maxAttempts is the number of inconclusive checks of a node after which a job gives up on it. A job that waits
 	// regardless has the node checked again after retryInterval.
@@ -419,7 +418,7 @@ func applyTimeout(d Decision, r *reach, job Job, now time.Time, why string) Deci
 		return d
 	}
 	g := r.policy.Spec.Gate
-	limit := timeoutOf(g)
+	limit := health.GateTimeout(g)
 	until := job.Since.Add(limit)
 	if g.OnTimeout != evenkeel.GateWait {
 		d.Until = until
@@ -435,13 +434,6 @@ func applyTimeout(d Decision, r *reach, job Job, now time.Time, why string) Deci
 		return Decision{Action: OpenUnproven, Reason: ReasonNotProven, Message: fmt.Sprintf("starts although its nodes are not proven, as it waited for %s: %s", limit, why)}
 	}
 	return d
-}
-
-func timeoutOf(g evenkeel.GateSpec) time.Duration {
-	if g.TimeoutSeconds == nil {
-		return defaultTimeout
-	}
-	return time.Duration(*g.TimeoutSeconds) * time.Second
 }
 
 // NotRunnable reports whether the check ended without a run, because something that it needs is missing.

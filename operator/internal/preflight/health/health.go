@@ -20,9 +20,10 @@ import (
 
 // Defaults of a policy.
 const (
-	defaultFreshness  = 24 * time.Hour
-	defaultMaxPercent = 20
-	maxMessage        = 400
+	defaultFreshness   = 24 * time.Hour
+	defaultGateTimeout = 30 * time.Minute
+	defaultMaxPercent  = 20
+	maxMessage         = 400
 )
 
 // Reasons of the node condition, besides those of results.
@@ -91,6 +92,8 @@ type Markers struct {
 	Label string
 	// Taint is set if the node should have the taint.
 	Taint bool
+	// Unproven is set if the node keeps the startup taint that it may have registered with.
+	Unproven bool
 }
 
 // PolicyCounts counts the nodes of a policy by their health.
@@ -103,7 +106,7 @@ type PolicyCounts struct {
 	// Overlapping is the number of nodes that the policy selects and that belong to others, Others those policies' names, sorted.
 	Overlapping int32
 	Others      []string
-	// NextStale is when the next result becomes stale; zero if none does.
+	// NextStale is when the next result becomes stale or the next startup taint has lasted its time; zero if none does.
 	NextStale time.Time
 }
 
@@ -180,6 +183,9 @@ func Evaluate(nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealt
 		c := counts[p.Name]
 		c.Nodes++
 		mark, stale := markersOf(healths[node.Name], p, now)
+		if hasStartupTaint(node) && mark.Label == "" && mark.Condition.Reason == ReasonNotChecked {
+			mark.Unproven, stale = unproven(node, p, now)
+		}
 		if !stale.IsZero() && (c.NextStale.IsZero() || stale.Before(c.NextStale)) {
 			c.NextStale = stale
 		}
@@ -215,11 +221,32 @@ func Evaluate(nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealt
 				mark.Condition.Message = text.Clip("not labeled, as more than "+fmt.Sprint(percent)+" percent of the nodes would be; "+mark.Condition.Message, 400)
 			} else {
 				mark.Label, mark.Taint = evenkeel.UnhealthyValue, p.Spec.OnFail.Taint == evenkeel.SwitchEnabled
+				mark.Unproven = hasStartupTaint(node)
 			}
 			marks[node.Name] = mark
 		}
 	}
 	return marks, counts
+}
+
+func hasStartupTaint(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == evenkeel.HealthKey && t.Value == evenkeel.UnprovenValue })
+}
+
+// unproven reports whether a node without a verdict keeps its startup taint, and until when: as long as a job would wait for it, and
+// only where the policy checks new nodes.
+func unproven(node *corev1.Node, p *evenkeel.NetworkCheckPolicy, now time.Time) (keeps bool, until time.Time) {
+	switch {
+	case p.Spec.Triggers.NewNodes == evenkeel.SwitchDisabled:
+		return false, until
+	case p.Spec.Gate.OnTimeout == evenkeel.GateWait:
+		return true, until
+	}
+	until = node.CreationTimestamp.Add(GateTimeout(p.Spec.Gate))
+	if !now.Before(until) {
+		return false, time.Time{}
+	}
+	return true, until
 }
 
 // labeledFirst sorts nodes that have the label first.
@@ -236,6 +263,14 @@ func Freshness(p *evenkeel.NetworkCheckPolicy) time.Duration {
 		return time.Duration(*s) * time.Second
 	}
 	return defaultFreshness
+}
+
+// GateTimeout is how long a job waits for its nodes to be proven, and a node with a startup taint for its first verdict.
+func GateTimeout(g evenkeel.GateSpec) time.Duration {
+	if s := g.TimeoutSeconds; s != nil {
+		return time.Duration(*s) * time.Second
+	}
+	return defaultGateTimeout
 }
 
 // markersOf returns the markers of a node without regard to other nodes, and when its result becomes stale.

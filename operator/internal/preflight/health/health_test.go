@@ -99,6 +99,52 @@ func policy(name, label string, change func(*evenkeel.NetworkCheckPolicySpec)) e
 	return p
 }
 
+func TestHealthStartupTaintIsKeptUntilProven(t *testing.T) {
+	passed := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Pass", "1G"), "fine")
+	failed := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Fail", "1M"), "slow")
+	unclear := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Inconclusive", ""), "no image")
+	unproven := corev1.Taint{Key: evenkeel.HealthKey, Value: evenkeel.UnprovenValue, Effect: corev1.TaintEffectNoSchedule}
+	other := corev1.Taint{Key: evenkeel.HealthKey, Value: "other", Effect: corev1.TaintEffectNoSchedule}
+	wait := func(s *evenkeel.NetworkCheckPolicySpec) { s.Gate.OnTimeout = evenkeel.GateWait }
+	for name, test := range map[string]struct {
+		taint  corev1.Taint
+		state  *evenkeel.NodeNetworkHealthStatus
+		label  string
+		change func(*evenkeel.NetworkCheckPolicySpec)
+		age    time.Duration
+		keeps  bool
+		until  time.Duration // when time alone changes it
+	}{
+		"new":                    {taint: unproven, age: time.Minute, keeps: true, until: 30 * time.Minute},
+		"inconclusive":           {taint: unproven, state: &unclear, age: time.Minute, keeps: true, until: 30 * time.Minute},
+		"for too long":           {taint: unproven, state: &unclear, age: 30 * time.Minute},
+		"however long":           {taint: unproven, state: &unclear, change: wait, age: 30 * time.Hour, keeps: true},
+		"nobody checks it":       {taint: unproven, change: func(s *evenkeel.NetworkCheckPolicySpec) { s.Triggers.NewNodes = evenkeel.SwitchDisabled }},
+		"no policy":              {taint: unproven, label: "another"},
+		"it passed":              {taint: unproven, state: &passed, until: 24 * time.Hour},
+		"it passed long ago":     {taint: unproven, state: &passed, age: 48 * time.Hour},
+		"it failed":              {taint: unproven, state: &failed, age: 48 * time.Hour, keeps: true},
+		"another taint":          {taint: other},
+		"tainted by its failure": {taint: unproven, state: &failed, change: func(s *evenkeel.NetworkCheckPolicySpec) { s.OnFail.Taint = evenkeel.SwitchEnabled }, keeps: true},
+	} {
+		n := node("n", nil)
+		n.CreationTimestamp, n.Spec.Taints = metav1.NewTime(noon), []corev1.Taint{test.taint}
+		label := "gpu"
+		if test.label != "" {
+			label = test.label
+		}
+		healths := map[string]*evenkeel.NodeNetworkHealthStatus{}
+		if test.state != nil {
+			healths["n"] = test.state
+		}
+		marks, counts := Evaluate([]corev1.Node{n}, healths, []evenkeel.NetworkCheckPolicy{policy("p", label, test.change)}, noon.Add(test.age))
+		next := counts["p"].NextStale
+		if marks["n"].Unproven != test.keeps || test.until == 0 && !next.IsZero() || test.until != 0 && !next.Equal(noon.Add(test.until)) {
+			t.Errorf("%s: %+v, until %s", name, marks["n"], next)
+		}
+	}
+}
+
 func TestHealthMarkersFollowPolicy(t *testing.T) {
 	passed := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Pass", "1G"), "fine")
 	failed := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Fail", "1M"), "slow")
