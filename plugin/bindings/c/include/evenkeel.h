@@ -8,13 +8,18 @@
  * Every function that can fail returns a status. If it is not EVENKEEL_OK, evenkeel_last_error() returns what went wrong in one
  * line, for the calling thread, until that thread's next call.
  *
- * Pointers to groups and stores must come from this library and not have been freed. Pointers to data must be valid for the number
- * of bytes in the call. No other thread may change the data, or read what the call writes, until the call returns. The pointer may
- * be NULL when there is no data. Buffers of one call must not overlap. Strings are UTF-8 and end in a zero byte. An object is
- * written through a pointer only when the call succeeds.
+ * Pointers to groups, stores and requests must come from this library and not have been freed. Pointers to data must be valid for
+ * the number of bytes in the call. No other thread may change the data, or read what the call writes, until the call returns. The
+ * pointer may be NULL when there is no data. Buffers of one call must not overlap. Strings are UTF-8 and end in a zero byte. An
+ * object is written through a pointer only when the call succeeds.
  *
- * Several threads can use a group at a time, each with its own tag. Groups and stores must not be freed while another thread uses
- * them. After fork() only the parent may use the library.
+ * A call waits for its operation, unless its options have a pointer in `request`: then it starts the operation and returns. The
+ * operation makes progress by itself. Its buffers, and the places for its results, must stay as they are until it is done. Lists of
+ * lengths and counts are copied. Operations of a tag run in the order of their calls; messages only wait for those in the same
+ * direction with the same rank.
+ *
+ * Several threads can use a group at a time, each with its own tag. Groups, stores and requests must not be freed while another
+ * thread uses them. After fork() only the parent may use the library.
  */
 
 
@@ -111,6 +116,11 @@
 typedef struct evenkeel_group evenkeel_group;
 
 /**
+ * An operation that was started, by a call with a pointer in `request`.
+ */
+typedef struct evenkeel_request evenkeel_request;
+
+/**
  * A store, in which ranks find each other.
  */
 typedef struct evenkeel_store evenkeel_store;
@@ -138,6 +148,11 @@ typedef struct {
    * NULL: selected by the number of ranks and bytes.
    */
   const char *algorithm;
+  /**
+   * Where to write a request: the call starts the operation and returns. NULL: it waits for the operation. Not all ranks need the
+   * same.
+   */
+  evenkeel_request **request;
 } evenkeel_call;
 
 /**
@@ -271,6 +286,40 @@ evenkeel_status evenkeel_group_join_launched(const char *name,
                                              evenkeel_group **group);
 
 /**
+ * Makes the group that follows this one: the ranks of this one that are alive, in the order of their ranks, and then the newcomers
+ * that wait in evenkeel_group_join_as_newcomer. All live ranks call it: after an error that ended the group, or at any other time
+ * between operations. Afterwards this group cannot be used, and is freed as always.
+ *
+ * `store` is the one, or the prefix, through which the group was joined; it must outlive the ranks that are lost. The ranks wait for
+ * newcomers until there are at least `min_size` ranks. `timeout` is in seconds; 0: the group's.
+ *
+ * EVENKEEL_TIMEOUT: a live rank has not called it, or there are too few ranks. Call it again, or free this group. EVENKEEL_LOST naming
+ * this rank: the others went on without it, and it may come back as a newcomer.
+ */
+evenkeel_status evenkeel_group_reconfigure(const evenkeel_group *group,
+                                           const evenkeel_store *store,
+                                           size_t min_size,
+                                           double timeout,
+                                           evenkeel_group **next);
+
+/**
+ * Joins the next group that ranks which share this store or prefix make by evenkeel_group_reconfigure. Waits for `timeout` seconds,
+ * which are the group's timeout from then on. The rest is as for evenkeel_group_join.
+ */
+evenkeel_status evenkeel_group_join_as_newcomer(const evenkeel_store *store,
+                                                const char *transport,
+                                                double timeout,
+                                                evenkeel_group **group);
+
+/**
+ * For each rank of a group that follows another one, its rank in that one; SIZE_MAX for a newcomer. Writes up to `capacity` of them,
+ * and returns their number: 0 if the group follows no other one.
+ */
+size_t evenkeel_group_previous_ranks(const evenkeel_group *group,
+                                     size_t *ranks,
+                                     size_t capacity);
+
+/**
  * Leaves a group and frees it. Waits up to a second until the other ranks have what this rank sent. They continue as long as they
  * need nothing more from it. NULL is ignored.
  */
@@ -314,6 +363,25 @@ evenkeel_status evenkeel_group_split(const evenkeel_group *group,
                                      int64_t color,
                                      const evenkeel_call *call,
                                      evenkeel_group **sub);
+
+/**
+ * Whether the operation is done. Does not block. True for NULL.
+ */
+bool evenkeel_request_is_done(const evenkeel_request *request);
+
+/**
+ * Waits until the operation is done, for `timeout` seconds at most, and returns its status. 0: until it is done, which the operation's
+ * own timeout bounds. After EVENKEEL_TIMEOUT the operation is still in progress unless evenkeel_request_is_done. A request can be
+ * awaited several times, and by several threads.
+ */
+evenkeel_status evenkeel_request_wait(const evenkeel_request *request,
+                                      double timeout);
+
+/**
+ * Frees a request. Waits until its operation is done, so that the buffers can be freed afterwards. To end operations earlier, abort the
+ * group. NULL is ignored.
+ */
+void evenkeel_request_free(evenkeel_request *request);
 
 /**
  * Reduces the `count` elements of all ranks. Afterwards all ranks have the same result, bitwise. After an error the contents of the

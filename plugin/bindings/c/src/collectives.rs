@@ -4,9 +4,10 @@ use std::ffi::c_void;
 
 use evenkeel_collectives as collectives;
 
-use crate::group::{Call, Group, options, with};
+use crate::group::{Call, Group};
 use crate::pointers;
 use crate::reductions::parts;
+use crate::request::{collectives_of, operate};
 use crate::status::Status;
 
 /// Sends the bytes of rank `root` to all ranks.
@@ -20,9 +21,11 @@ pub unsafe extern "C" fn evenkeel_broadcast(
 ) -> Status {
     // SAFETY: the header requires a group, a buffer, and a call or NULL.
     unsafe {
-        with(group, |group| {
+        operate(group, collectives_of, call, |_| {
             let data = pointers::bytes_mut("data", data, bytes)?;
-            Ok(group.broadcast(data, root, &options(call)?)?)
+            Ok(move |group: &collectives::Group, call: &collectives::Call| {
+                group.broadcast(data, root, call)
+            })
         })
     }
 }
@@ -39,10 +42,12 @@ pub unsafe extern "C" fn evenkeel_allgather(
 ) -> Status {
     // SAFETY: the header requires a group, a buffer, a number for each rank, and a call or NULL.
     unsafe {
-        with(group, |group| {
+        operate(group, collectives_of, call, |group| {
             let data = pointers::bytes_mut("data", data, bytes)?;
             let lengths = parts(group, lengths, bytes, "bytes")?;
-            Ok(group.allgatherv(data, &lengths, &options(call)?)?)
+            Ok(move |group: &collectives::Group, call: &collectives::Call| {
+                group.allgatherv(data, &lengths, call)
+            })
         })
     }
 }
@@ -122,19 +127,22 @@ unsafe fn gather_or_scatter(
         &[usize],
         usize,
         &collectives::Call,
-    ) -> collectives::Result<()>,
+    ) -> collectives::Result<()>
+    + Send
+    + 'static,
 ) -> Status {
     // SAFETY: the caller guarantees it.
     unsafe {
-        with(group, |group| {
+        operate(group, collectives_of, call, |group| {
             let input = pointers::bytes("input", input, input_bytes)?;
             let output = pointers::bytes_mut("output", output, output_bytes)?;
-            let call = options(call)?;
-            let lengths: &[usize] = match lengths.is_null() {
-                true => &vec![equal; group.size()],
-                false => pointers::slice("list of lengths", lengths, group.size())?,
+            let lengths = match lengths.is_null() {
+                true => vec![equal; group.size()],
+                false => pointers::slice("list of lengths", lengths, group.size())?.to_vec(),
             };
-            Ok(operation(group, input, output, lengths, root, &call)?)
+            Ok(move |group: &collectives::Group, call: &collectives::Call| {
+                operation(group, input, output, &lengths, root, call)
+            })
         })
     }
 }
@@ -154,12 +162,14 @@ pub unsafe extern "C" fn evenkeel_alltoall(
 ) -> Status {
     // SAFETY: the header requires a group, buffers, a number for each rank, and a call or NULL.
     unsafe {
-        with(group, |group| {
+        operate(group, collectives_of, call, |group| {
             let input = pointers::bytes("input", input, input_bytes)?;
             let output = pointers::bytes_mut("output", output, output_bytes)?;
             let sent = parts(group, sent, input_bytes, "bytes in the input")?;
             let received = parts(group, received, output_bytes, "bytes in the output")?;
-            Ok(group.alltoallv(input, &sent, output, &received, &options(call)?)?)
+            Ok(move |group: &collectives::Group, call: &collectives::Call| {
+                group.alltoallv(input, &sent, output, &received, call)
+            })
         })
     }
 }
@@ -168,5 +178,5 @@ pub unsafe extern "C" fn evenkeel_alltoall(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_barrier(group: *const Group, call: *const Call) -> Status {
     // SAFETY: the header requires a group, and a call or NULL.
-    unsafe { with(group, |group| Ok(group.barrier(&options(call)?)?)) }
+    unsafe { operate(group, collectives_of, call, |_| Ok(collectives::Group::barrier)) }
 }

@@ -2,17 +2,21 @@
 
 use std::ffi::c_char;
 use std::ptr;
+use std::sync::Arc;
 
-use evenkeel_collectives::{self as collectives, Launch, TransportKind, timeout_from_seconds};
+use evenkeel_collectives::{
+    self as collectives, Launch, Reconfigure, TransportKind, timeout_from_seconds,
+};
 
 use crate::error::Error;
 use crate::last_error::guard;
 use crate::pointers;
+use crate::request::Request;
 use crate::status::Status;
 use crate::store::Store;
 
 /// A rank's membership in a group.
-pub struct Group(collectives::Group);
+pub struct Group(pub(crate) Arc<collectives::Group>);
 
 /// The options of a call. All ranks must pass the same, except for the timeout. Zeros, or NULL instead of the options, are the
 /// defaults.
@@ -25,6 +29,9 @@ pub struct Call {
     /// The algorithm of an all-reduce: "ring", "ring_chunked", "halving_doubling", "recursive_doubling", "bcube" or "hierarchical".
     /// NULL: selected by the number of ranks and bytes.
     pub algorithm: *const c_char,
+    /// Where to write a request: the call starts the operation and returns. NULL: it waits for the operation. Not all ranks need the
+    /// same.
+    pub request: *mut *mut Request,
 }
 
 /// Joins the group of all `size` ranks that find each other in this store, as rank `rank`. Returns once all ranks have joined.
@@ -58,7 +65,7 @@ pub unsafe extern "C" fn evenkeel_group_join(
             timeout_from_seconds(timeout)?,
         )?;
         // SAFETY: the header requires a pointer to write to.
-        unsafe { pointers::return_object(group, Group(joined)) }
+        unsafe { pointers::return_object(group, Group(Arc::new(joined))) }
     })
 }
 
@@ -79,8 +86,85 @@ pub unsafe extern "C" fn evenkeel_group_join_launched(
         let joined =
             Launch::from_env()?.join(name, &transport_kind, timeout_from_seconds(timeout)?)?;
         // SAFETY: the header requires a pointer to write to.
-        unsafe { pointers::return_object(group, Group(joined)) }
+        unsafe { pointers::return_object(group, Group(Arc::new(joined))) }
     })
+}
+
+/// Makes the group that follows this one: the ranks of this one that are alive, in the order of their ranks, and then the newcomers
+/// that wait in evenkeel_group_join_as_newcomer. All live ranks call it: after an error that ended the group, or at any other time
+/// between operations. Afterwards this group cannot be used, and is freed as always.
+///
+/// `store` is the one, or the prefix, through which the group was joined; it must outlive the ranks that are lost. The ranks wait for
+/// newcomers until there are at least `min_size` ranks. `timeout` is in seconds; 0: the group's.
+///
+/// EVENKEEL_TIMEOUT: a live rank has not called it, or there are too few ranks. Call it again, or free this group. EVENKEEL_LOST naming
+/// this rank: the others went on without it, and it may come back as a newcomer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn evenkeel_group_reconfigure(
+    group: *const Group,
+    store: *const Store,
+    min_size: usize,
+    timeout: f64,
+    next: *mut *mut Group,
+) -> Status {
+    // SAFETY: the header requires a group, a store and a pointer to write to.
+    unsafe {
+        with(group, |group| {
+            let store = pointers::deref_object("store", store)?;
+            pointers::write_result(next, ptr::null_mut())?;
+            let mut options = Reconfigure::default().min_size(min_size);
+            if timeout != 0.0 {
+                options = options.timeout(timeout_from_seconds(timeout)?);
+            }
+            let next_group = group.reconfigure(&*store.0, &options)?;
+            pointers::return_object(next, Group(Arc::new(next_group)))
+        })
+    }
+}
+
+/// Joins the next group that ranks which share this store or prefix make by evenkeel_group_reconfigure. Waits for `timeout` seconds,
+/// which are the group's timeout from then on. The rest is as for evenkeel_group_join.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn evenkeel_group_join_as_newcomer(
+    store: *const Store,
+    transport: *const c_char,
+    timeout: f64,
+    group: *mut *mut Group,
+) -> Status {
+    guard(|| {
+        // SAFETY: the header requires a store, a string or NULL, and a pointer to write to.
+        let (store, transport_kind) =
+            unsafe { (pointers::deref_object("store", store)?, parse_transport(transport)?) };
+        let timeout = timeout_from_seconds(timeout)?;
+        let joined = collectives::Group::join_as_newcomer(&*store.0, &transport_kind, timeout)?;
+        // SAFETY: the header requires a pointer to write to.
+        unsafe { pointers::return_object(group, Group(Arc::new(joined))) }
+    })
+}
+
+/// For each rank of a group that follows another one, its rank in that one; SIZE_MAX for a newcomer. Writes up to `capacity` of them,
+/// and returns their number: 0 if the group follows no other one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn evenkeel_group_previous_ranks(
+    group: *const Group,
+    ranks: *mut usize,
+    capacity: usize,
+) -> usize {
+    let mut count = 0;
+    // SAFETY: the header requires a group, and room for that many.
+    unsafe {
+        with(group, |group| {
+            let previous = group.previous_ranks();
+            count = previous.len();
+            let shown = count.min(capacity);
+            let into = pointers::slice_mut("ranks", ranks, shown)?;
+            for (place, rank) in into.iter_mut().zip(previous) {
+                *place = rank.unwrap_or(usize::MAX);
+            }
+            Ok(())
+        })
+    };
+    count
 }
 
 /// Leaves a group and frees it. Waits up to a second until the other ranks have what this rank sent. They continue as long as they
@@ -178,6 +262,9 @@ pub unsafe extern "C" fn evenkeel_group_split(
                     Error::argument(format!("color {color}: less than 4294967296"))
                 })?),
             };
+            if call.as_ref().is_some_and(|call| !call.request.is_null()) {
+                return Err(Error::argument("evenkeel_group_split waits: it has no request"));
+            }
             give(sub, group.split(color, &options(call)?)?)
         })
     }
@@ -222,7 +309,7 @@ unsafe fn give(sub: *mut *mut Group, group: Option<collectives::Group>) -> Resul
     // SAFETY: the caller guarantees it.
     unsafe {
         match group {
-            Some(group) => pointers::return_object(sub, Group(group)),
+            Some(group) => pointers::return_object(sub, Group(Arc::new(group))),
             None => pointers::write_result(sub, ptr::null_mut()),
         }
     }

@@ -14,6 +14,7 @@ pub mod last_error;
 pub mod point_to_point;
 mod pointers;
 pub mod reductions;
+pub mod request;
 pub mod status;
 pub mod store;
 pub mod version;

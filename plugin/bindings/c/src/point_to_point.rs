@@ -2,8 +2,11 @@
 
 use std::ffi::c_void;
 
-use crate::group::{Call, Group, options, with};
+use evenkeel_collectives::{self as collectives, Sequence};
+
+use crate::group::{Call, Group};
 use crate::pointers;
+use crate::request::operate;
 use crate::status::Status;
 
 /// Sends a message of up to 1 GiB to rank `to`. Returns when the bytes may be changed; for a large message that is when the other rank
@@ -18,9 +21,17 @@ pub unsafe extern "C" fn evenkeel_send(
 ) -> Status {
     // SAFETY: the header requires a group, a buffer, and a call or NULL.
     unsafe {
-        with(group, |group| {
-            Ok(group.send(to, pointers::bytes("data", data, bytes)?, &options(call)?)?)
-        })
+        operate(
+            group,
+            |tag| Sequence::Sends { to, tag },
+            call,
+            |_| {
+                let data = pointers::bytes("data", data, bytes)?;
+                Ok(move |group: &collectives::Group, call: &collectives::Call| {
+                    group.send(to, data, call)
+                })
+            },
+        )
     }
 }
 
@@ -36,11 +47,19 @@ pub unsafe extern "C" fn evenkeel_recv(
 ) -> Status {
     // SAFETY: the header requires a group, a buffer, a pointer to write to or NULL, and a call or NULL.
     unsafe {
-        with(group, |group| {
-            let data = pointers::bytes_mut("data", data, capacity)?;
-            let bytes = group.recv(from, data, &options(call)?)?;
-            if received.is_null() { Ok(()) } else { pointers::write_result(received, bytes) }
-        })
+        operate(
+            group,
+            |tag| Sequence::Receives { from: Some(from), tag },
+            call,
+            |_| {
+                let data = pointers::bytes_mut("data", data, capacity)?;
+                let received = Place(received);
+                Ok(move |group: &collectives::Group, call: &collectives::Call| {
+                    received.set(group.recv(from, data, call)?);
+                    Ok(())
+                })
+            },
+        )
     }
 }
 
@@ -57,15 +76,35 @@ pub unsafe extern "C" fn evenkeel_recv_any(
 ) -> Status {
     // SAFETY: the header requires a group, a buffer, pointers to write to or NULL, and a call or NULL.
     unsafe {
-        with(group, |group| {
-            let data = pointers::bytes_mut("data", data, capacity)?;
-            let (rank, bytes) = group.recv_any(data, &options(call)?)?;
-            for (place, value) in [(from, rank), (received, bytes)] {
-                if !place.is_null() {
-                    pointers::write_result(place, value)?;
-                }
-            }
-            Ok(())
-        })
+        operate(
+            group,
+            |tag| Sequence::Receives { from: None, tag },
+            call,
+            |_| {
+                let data = pointers::bytes_mut("data", data, capacity)?;
+                let (from, received) = (Place(from), Place(received));
+                Ok(move |group: &collectives::Group, call: &collectives::Call| {
+                    let (rank, bytes) = group.recv_any(data, call)?;
+                    from.set(rank);
+                    received.set(bytes);
+                    Ok(())
+                })
+            },
+        )
+    }
+}
+
+/// The place for a result, or null.
+struct Place(*mut usize);
+
+// SAFETY: the header states that nothing else uses the place until the operation is done.
+unsafe impl Send for Place {}
+
+impl Place {
+    fn set(&self, value: usize) {
+        if !self.0.is_null() {
+            // SAFETY: the header requires a pointer to write to, or NULL.
+            unsafe { self.0.write(value) };
+        }
     }
 }

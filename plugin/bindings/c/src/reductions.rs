@@ -5,8 +5,9 @@ use std::ffi::c_void;
 use evenkeel_collectives::{self as collectives, DataType, Op, Reduction};
 
 use crate::error::Error;
-use crate::group::{Call, Group, options, with};
+use crate::group::{Call, Group};
 use crate::pointers;
+use crate::request::{collectives_of, operate};
 use crate::status::Status;
 
 /// Signed, 8 bits. (Types and reductions have the same numbers as in NCCL.)
@@ -67,8 +68,8 @@ pub unsafe extern "C" fn evenkeel_allreduce(
 ) -> Status {
     // SAFETY: as the header requires.
     unsafe {
-        reduce_with(group, (data, count), (datatype, op), call, |group, data, reduction, call| {
-            Ok(group.allreduce(data, reduction, call)?)
+        reduce_with(group, (data, count), (datatype, op), call, |_| {
+            Ok(collectives::Group::allreduce)
         })
     }
 }
@@ -86,12 +87,13 @@ pub unsafe extern "C" fn evenkeel_allreduce_custom(
 ) -> Status {
     // SAFETY: the header requires a group, a buffer of its elements, a function and a call or NULL.
     unsafe {
-        with(group, |group| {
-            let combine = Custom::new(element, combine, context)?;
-            let combine = |into: &mut [u8], other: &[u8]| combine.call(into, other);
-            let reduction = Reduction::custom(element, &combine);
-            let data = elements(data, count, &reduction)?;
-            Ok(group.allreduce(data, &reduction, &options(call)?)?)
+        operate(group, collectives_of, call, |_| {
+            let custom = Custom::new(element, combine, context)?;
+            let data = elements(data, count, element)?;
+            Ok(move |group: &collectives::Group, call: &collectives::Call| {
+                let combine = |into: &mut [u8], other: &[u8]| custom.call(into, other);
+                group.allreduce(data, &Reduction::custom(element, &combine), call)
+            })
         })
     }
 }
@@ -109,8 +111,15 @@ pub unsafe extern "C" fn evenkeel_reduce(
 ) -> Status {
     // SAFETY: as the header requires.
     unsafe {
-        reduce_with(group, (data, count), (datatype, op), call, |group, data, reduction, call| {
-            Ok(group.reduce(data, root, reduction, call)?)
+        reduce_with(group, (data, count), (datatype, op), call, |_| {
+            Ok(
+                move |group: &collectives::Group,
+                      data: &mut [u8],
+                      reduction: &Reduction<'_>,
+                      call: &collectives::Call| {
+                    group.reduce(data, root, reduction, call)
+                },
+            )
         })
     }
 }
@@ -130,10 +139,16 @@ pub unsafe extern "C" fn evenkeel_reduce_scatter(
 ) -> Status {
     // SAFETY: as the header requires, which also requires a number for each rank.
     unsafe {
-        reduce_with(group, (data, count), (datatype, op), call, |group, data, reduction, call| {
+        reduce_with(group, (data, count), (datatype, op), call, |group| {
             let parts = parts(group, counts, count, "elements")?;
-            group.reduce_scatter(data, &parts, reduction, call)?;
-            Ok(())
+            Ok(
+                move |group: &collectives::Group,
+                      data: &mut [u8],
+                      reduction: &Reduction<'_>,
+                      call: &collectives::Call| {
+                    group.reduce_scatter(data, &parts, reduction, call).map(drop)
+                },
+            )
         })
     }
 }
@@ -142,24 +157,32 @@ pub unsafe extern "C" fn evenkeel_reduce_scatter(
 ///
 /// # Safety
 /// A group, a buffer of that many elements, and a call or null.
-unsafe fn reduce_with(
+unsafe fn reduce_with<O>(
     group: *const Group,
     (data, count): (*mut c_void, usize),
     (datatype, op): (i32, i32),
     call: *const Call,
-    operation: impl FnOnce(
-        &collectives::Group,
-        &mut [u8],
-        &Reduction<'_>,
-        &collectives::Call,
-    ) -> Result<(), Error>,
-) -> Status {
+    prepare: impl FnOnce(&collectives::Group) -> Result<O, Error>,
+) -> Status
+where
+    O: FnOnce(
+            &collectives::Group,
+            &mut [u8],
+            &Reduction<'_>,
+            &collectives::Call,
+        ) -> collectives::Result<()>
+        + Send
+        + 'static,
+{
     // SAFETY: the caller guarantees it.
     unsafe {
-        with(group, |group| {
+        operate(group, collectives_of, call, |group| {
             let reduction = reduction(datatype, op)?;
-            let data = elements(data, count, &reduction)?;
-            operation(group, data, &reduction, &options(call)?)
+            let data = elements(data, count, reduction.element())?;
+            let operation = prepare(group)?;
+            Ok(move |group: &collectives::Group, call: &collectives::Call| {
+                operation(group, data, &reduction, call)
+            })
         })
     }
 }
@@ -203,9 +226,9 @@ fn reduction(datatype: i32, op: i32) -> Result<Reduction<'static>, Error> {
 unsafe fn elements<'a>(
     data: *mut c_void,
     count: usize,
-    reduction: &Reduction<'_>,
+    element: usize,
 ) -> Result<&'a mut [u8], Error> {
-    let bytes = count.checked_mul(reduction.element());
+    let bytes = count.checked_mul(element);
     let bytes =
         bytes.ok_or_else(|| Error::argument(format!("{count} elements are more than memory")))?;
     // SAFETY: the caller guarantees it.
@@ -219,7 +242,9 @@ struct Custom {
     context: *mut c_void,
 }
 
-// SAFETY: the header states that several threads call the function, with the context.
+// SAFETY: the header states that any thread calls the function, with the context.
+unsafe impl Send for Custom {}
+// SAFETY: as above, several at a time.
 unsafe impl Sync for Custom {}
 
 impl Custom {

@@ -3,12 +3,13 @@
 use std::path::Path;
 
 /// The order of the sources in the header.
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 9] = [
     "status",
     "version",
     "last_error",
     "store",
     "group",
+    "request",
     "reductions",
     "collectives",
     "point_to_point",

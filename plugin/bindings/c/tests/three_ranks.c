@@ -117,6 +117,58 @@ static void data_movement(evenkeel_group *group) {
   OK(evenkeel_barrier(group, NULL));
 }
 
+/* Started operations of a tag run in order; a blocking call has its turn after them. */
+static void requests(evenkeel_group *group) {
+  enum { STARTED = 5 };
+  static int64_t values[STARTED][COUNT];
+  evenkeel_request *started[STARTED] = {NULL};
+  for (int i = 0; i < STARTED; i++) {
+    for (size_t at = 0; at < COUNT; at++) values[i][at] = (int64_t)me + i;
+    evenkeel_call call = {.tag = 3, .request = &started[i]};
+    OK(evenkeel_allreduce(group, values[i], COUNT, EVENKEEL_INT64, EVENKEEL_SUM, &call));
+    CHECK(started[i] != NULL);
+  }
+  OK(evenkeel_barrier(group, &(evenkeel_call){.tag = 3}));
+  for (int i = 0; i < STARTED; i++) {
+    CHECK(evenkeel_request_is_done(started[i]));
+    OK(evenkeel_request_wait(started[i], 0));
+    for (size_t at = 0; at < COUNT; at++) CHECK(values[i][at] == 3 + 3 * i);
+    evenkeel_request_free(started[i]);
+  }
+
+  evenkeel_request *receive = NULL, *any = NULL, *wrong = NULL;
+  evenkeel_call call = {.request = &receive}, call_any = {.tag = 1, .request = &any}, call_wrong = {.request = &wrong};
+  char text[4] = "", other[4] = "";
+  size_t bytes = 9, from = 9;
+  if (me == 0) {
+    OK(evenkeel_recv(group, text, sizeof text, 1, &bytes, &call));
+    OK(evenkeel_recv_any(group, other, sizeof other, &from, NULL, &call_any));
+    CHECK(evenkeel_request_wait(receive, 0.01) == EVENKEEL_TIMEOUT && !evenkeel_request_is_done(receive));
+    OK(evenkeel_send(group, "go", 2, 1, NULL));
+    OK(evenkeel_request_wait(receive, 20));
+    CHECK(bytes == 2 && memcmp(text, "me", 2) == 0);
+    /* Freeing waits. */
+    OK(evenkeel_send(group, "go", 2, 2, NULL));
+    evenkeel_request_free(any);
+    CHECK(from == 2 && memcmp(other, "you", 3) == 0);
+  } else {
+    OK(evenkeel_recv(group, text, sizeof text, 0, NULL, &call));
+    OK(evenkeel_request_wait(receive, 0));
+    evenkeel_call tagged = {.tag = me == 1 ? 0 : 1};
+    OK(evenkeel_send(group, me == 1 ? "me" : "you", me + 1, 0, &tagged));
+  }
+  evenkeel_request_free(receive);
+
+  CHECK(evenkeel_allreduce(group, NULL, 1, EVENKEEL_FLOAT32, EVENKEEL_SUM, &call_wrong) == EVENKEEL_ARGUMENT);
+  CHECK(evenkeel_group_split(group, 1, &call_wrong, NULL) == EVENKEEL_ARGUMENT && wrong == NULL);
+  OK(evenkeel_broadcast(group, text, 1, 9, &call_wrong));
+  CHECK(evenkeel_request_wait(wrong, 0) == EVENKEEL_ARGUMENT && strstr(evenkeel_last_error(), "rank 9") != NULL);
+  CHECK(evenkeel_request_wait(wrong, -1) == EVENKEEL_ARGUMENT && evenkeel_request_wait(NULL, 0) == EVENKEEL_ARGUMENT);
+  evenkeel_request_free(wrong);
+  evenkeel_request_free(NULL);
+  CHECK(evenkeel_request_is_done(NULL));
+}
+
 static void sub_groups(evenkeel_group *group) {
   evenkeel_group *sub = NULL;
   size_t members[] = {2, 0};
@@ -187,7 +239,39 @@ static void aborts(evenkeel_group *group) {
   CHECK(strstr(evenkeel_last_error(), "the disk is full") != NULL);
 }
 
-static evenkeel_group *join(const char *folder, const char *prefix, const char *transport) {
+/* Rank 1 leaves, and comes back as a newcomer: the last rank of the next group. */
+static void reconfigures(evenkeel_group *group, evenkeel_store *store, const char *transport) {
+  evenkeel_group *next = NULL;
+  size_t previous[4], named[4];
+  uint8_t one[] = {1};
+  OK(evenkeel_barrier(group, NULL));
+  CHECK(evenkeel_group_previous_ranks(group, previous, 4) == 0);
+  if (me == 1) {
+    evenkeel_group_free(group);
+    group = NULL;
+    OK(evenkeel_group_join_as_newcomer(store, transport, 20, &next));
+  } else {
+    evenkeel_status status = EVENKEEL_OK;
+    while (status == EVENKEEL_OK) status = evenkeel_barrier(group, NULL);
+    CHECK(status == EVENKEEL_LOST && evenkeel_last_error_ranks(named, 4) == 1 && named[0] == 1);
+    CHECK(evenkeel_group_reconfigure(group, NULL, 0, 0, &next) == EVENKEEL_ARGUMENT);
+    CHECK(evenkeel_group_reconfigure(group, store, 0, -1, &next) == EVENKEEL_ARGUMENT);
+    CHECK(evenkeel_group_reconfigure(group, store, 0, 0, NULL) == EVENKEEL_ARGUMENT);
+    /* It decides for both, and can be called again. */
+    if (me == 0) CHECK(evenkeel_group_reconfigure(group, store, 9, 0.05, &next) == EVENKEEL_TIMEOUT && next == NULL);
+    OK(evenkeel_group_reconfigure(group, store, RANKS, 0, &next));
+  }
+  CHECK(evenkeel_group_size(next) == RANKS && evenkeel_group_rank(next) == (me == 0 ? 0 : 3 - me));
+  CHECK(evenkeel_group_previous_ranks(next, previous, 4) == RANKS && previous[2] == SIZE_MAX);
+  CHECK(previous[0] == (me == 1 ? SIZE_MAX : 0) && previous[1] == (me == 1 ? SIZE_MAX : 2));
+  OK(evenkeel_allreduce(next, one, 1, EVENKEEL_UINT8, EVENKEEL_SUM, NULL));
+  CHECK(one[0] == RANKS && (group == NULL || evenkeel_barrier(group, NULL) == EVENKEEL_ABORTED));
+  evenkeel_group_free(group);
+  evenkeel_group_free(next);
+}
+
+/* Joins a group. Its store is returned too, unless `kept` is NULL. */
+static evenkeel_group *join(const char *folder, const char *prefix, const char *transport, evenkeel_store **kept) {
   char address[4096];
   evenkeel_store *store = NULL, *part = NULL;
   evenkeel_group *group = NULL;
@@ -196,7 +280,8 @@ static evenkeel_group *join(const char *folder, const char *prefix, const char *
   OK(evenkeel_store_prefix(store, prefix, &part));
   evenkeel_store_free(store);
   OK(evenkeel_group_join(part, me, RANKS, transport, 20, &group));
-  evenkeel_store_free(part);
+  if (kept != NULL) *kept = part;
+  else evenkeel_store_free(part);
   CHECK(evenkeel_group_rank(group) == me && evenkeel_group_size(group) == RANKS);
   return group;
 }
@@ -215,17 +300,21 @@ static int rank(const char *folder, const char *transport) {
   CHECK(evenkeel_last_error_ranks(&missing, 1) == 1 && missing == 1);
   evenkeel_store_free(memory);
 
-  group = join(folder, "operations", transport);
+  group = join(folder, "operations", transport, NULL);
   reductions(group);
   data_movement(group);
+  requests(group);
   sub_groups(group);
   invalid_arguments(group);
   OK(evenkeel_barrier(group, NULL));
   evenkeel_group_free(group);
-  group = join(folder, "aborts", transport);
+  group = join(folder, "reconfigures", transport, &store);
+  reconfigures(group, store, transport);
+  evenkeel_store_free(store);
+  group = join(folder, "aborts", transport, NULL);
   aborts(group);
   evenkeel_group_free(group);
-  group = join(folder, "lost_rank", transport);
+  group = join(folder, "lost_rank", transport, NULL);
   lost_rank(group);
   evenkeel_group_free(group);
   return 0;

@@ -148,9 +148,9 @@ impl Group {
 
     /// The error that ended the group, if it has failed. The group cannot be used then.
     pub fn failure(&self) -> Option<Error> {
-        let failure = self.mesh.liveness().failure();
-        let failure = failure.map(|failure| self.renumbered(failure.error()));
-        failure.or_else(|| self.check_not_replaced().err())
+        let replaced = self.check_not_replaced().err();
+        let failure = || self.mesh.liveness().failure();
+        replaced.or_else(|| failure().map(|failure| self.renumbered(failure.error())))
     }
 
     /// Aborts the group on all ranks. Their operations fail with this reason.
