@@ -12,6 +12,7 @@
 """
 
 import os
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -617,33 +618,77 @@ class EvenkeelBackend(_Operations, Backend):
     supports_abort_hooks = False
     supports_coalescing = False
     supports_completion_hooks = False
-    supports_reconfigure = False
+    supports_reconfigure = True
     supports_shrinking = False
     supports_splitting = False
     supports_window = False
     _supports_time_estimate = False
 
-    def __init__(self, group: evenkeel.Group) -> None:
-        Backend.__init__(self, group.rank, group.size)
-        self._group, self._rank, self._size = group, group.rank, group.size
+    def __init__(self, opts: Any) -> None:
+        Backend.__init__(self, opts.group_rank, opts.group_size)
+        self._rank, self._size, self._store, self._timeout = opts.group_rank, opts.group_size, opts.store, opts.timeout
+        self._handle = f"{self._rank}/{secrets.token_hex(8)}"
+        # With enable_reconfigure, the group comes to be in the first call of reconfigure.
+        self._joined = None if getattr(opts, "enable_reconfigure", False) else _join(opts.store, opts.group_rank, opts.group_size, opts.timeout)
+
+    @property
+    def _group(self) -> evenkeel.Group:
+        if self._joined is None:
+            raise RuntimeError("the process group has enable_reconfigure: call torch.distributed._reconfigure first")
+        return self._joined
+
+    def get_reconfigure_handle(self) -> str:
+        return self._handle
+
+    def reconfigure(self, opts: Any) -> Work:
+        """Joins the group of these handles. It takes the place of the group before, whose ranks may be lost. Returns when it is there."""
+        handles = list(opts.handles)
+        if not isinstance(opts.handles, list):
+            handles.sort(key=lambda handle: int(handle.partition("/")[0]))
+        if len(handles) != self._size or handles[self._rank] != self._handle:
+            raise ValueError(
+                f"reconfigure of rank {self._rank} of {self._size} to handles {handles}: torch {torch.__version__} gives backend {NAME} "
+                "no way to change a rank or the number of ranks, so put another process in the place of each that is lost"
+            )
+        if self._joined is not None:
+            self._joined.close()
+        # The same store for processes that have made other groups before.
+        store = self._store
+        while isinstance(store, dist.PrefixStore):
+            store = store.underlying_store
+        store = dist.PrefixStore(f"evenkeel/reconfigure/{opts.uuid}", store)
+        self._joined = _join(store, self._rank, self._size, opts.timeout or self._timeout)
+        return Work([])
+
+    def shutdown(self) -> None:
+        if self._joined is not None:
+            self._joined.close()
 
 
 class EvenkeelProcessGroup(_Operations, ProcessGroup):
     """The process group, where the backend is the only one. Callers in Python get its works directly."""
 
-    def __init__(self, group: evenkeel.Group) -> None:
-        ProcessGroup.__init__(self, group.rank, group.size)
-        self._group, self._rank, self._size = group, group.rank, group.size
-
-    def with_backend(self, backend: EvenkeelBackend) -> "EvenkeelProcessGroup":
+    def __init__(self, backend: EvenkeelBackend) -> None:
+        ProcessGroup.__init__(self, backend._rank, backend._size)
+        self._backend, self._rank, self._size = backend, backend._rank, backend._size
         kind = ProcessGroup.BackendType.CUSTOM
         self._register_backend(torch.device("cpu"), kind, backend)
         self._set_default_backend(kind)
-        return self
+
+    @property
+    def _group(self) -> evenkeel.Group:
+        return self._backend._group
+
+    def shutdown(self) -> None:
+        self._backend.shutdown()
 
 
-class _WholeProcessGroup(EvenkeelProcessGroup):
+class _WholeProcessGroup(_Operations, ProcessGroup):
     """The process group without a backend in it, of which torch would ask the group's name."""
+
+    def __init__(self, group: evenkeel.Group) -> None:
+        ProcessGroup.__init__(self, group.rank, group.size)
+        self._group, self._rank, self._size = group, group.rank, group.size
 
     def setGroupName(self, name: str) -> None:  # noqa: N802 - torch's name
         self._name = name
@@ -658,20 +703,23 @@ class _WholeProcessGroup(EvenkeelProcessGroup):
         return self._description
 
 
+def _join(store: Any, rank: int, size: int, timeout: timedelta) -> evenkeel.Group:
+    return evenkeel.init(
+        store,
+        rank,
+        size,
+        transport=os.environ.get("EVENKEEL_TORCH_TRANSPORT", "auto"),
+        timeout=timeout.total_seconds(),
+    )
+
+
 def _create(opts: Any, _backend_options: Any) -> Backend | ProcessGroup:
     """Makes the backend of a process group. All of its ranks call this."""
-    group = evenkeel.init(
-        opts.store,
-        opts.group_rank,
-        opts.group_size,
-        transport=os.environ.get("EVENKEEL_TORCH_TRANSPORT", "auto"),
-        timeout=opts.timeout.total_seconds(),
-    )
     if not _BESIDE_OTHERS:
-        return _WholeProcessGroup(group)
-    backend = EvenkeelBackend(group)
+        return _WholeProcessGroup(_join(opts.store, opts.group_rank, opts.group_size, opts.timeout))
+    backend = EvenkeelBackend(opts)
     # torch sets the type of the backend before when it is the only one.
-    return EvenkeelProcessGroup(group).with_backend(backend) if opts.process_group.name() == "custom" else backend
+    return EvenkeelProcessGroup(backend) if opts.process_group.name() == "custom" else backend
 
 
 def register() -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 import evenkeel
 import evenkeel.torch
-from ranks import processes
+from ranks import TIMEOUT, processes
 
 BACKENDS = ("evenkeel", "cpu:evenkeel")
 
@@ -151,6 +151,8 @@ class Messages(unittest.TestCase):
                 assert sources == {1, 2}
             else:
                 dist.send(torch.zeros(100_000), 0, tag=3)
+            # A process that exits while another one receives from any rank counts as lost.
+            dist.barrier()
 
         processes(3, work)
 
@@ -172,6 +174,25 @@ class Groups(unittest.TestCase):
             assert x.item() == 0
 
         processes(3, work)
+
+    def test_abort_ends_operations_on_all_ranks(self):
+        def work(rank, size):
+            token = torch.zeros(1)
+            if rank == 1:
+                # The others are in their operations, or about to be.
+                for other in (0, 2):
+                    dist.recv(token, other)
+                dist.group.WORLD.abort()
+            else:
+                dist.send(token, 1)
+            try:
+                dist.all_reduce(token)
+            except evenkeel.AbortedError as error:
+                assert not error.group_usable and "torch.distributed aborted" in str(error), error
+            else:
+                raise AssertionError("the all-reduce went on")
+
+        everywhere(3, work)
 
     def test_rank_that_is_killed_is_named_on_all_others(self):
         def work(rank, size):
@@ -204,6 +225,53 @@ class Groups(unittest.TestCase):
 
         for named, seconds in processes(4, work, timeout=timeout, killed=[3]).values():
             assert named == [3] and seconds < timeout.total_seconds() / 4, (named, seconds)
+
+
+@unittest.skipUnless(hasattr(dist, "_reconfigure"), "this torch has no _reconfigure")
+class Reconfigure(unittest.TestCase):
+    def test_process_takes_the_place_of_a_lost_one(self):
+        def work(rank, size):
+            store = dist.distributed_c10d._get_default_store()
+            base = store
+            while isinstance(base, dist.PrefixStore):
+                base = base.underlying_store
+            if rank == 1:
+                # As a process that is started again.
+                dist.destroy_process_group()
+                dist.init_process_group(
+                    "evenkeel", store=dist.PrefixStore("again", base), rank=rank, world_size=size, enable_reconfigure=True
+                )
+                try:
+                    dist.all_reduce(torch.zeros(1))
+                except RuntimeError as error:
+                    assert "_reconfigure" in str(error), error
+                else:
+                    raise AssertionError("an operation of no group")
+            else:
+                try:
+                    dist.all_reduce(torch.zeros(1))
+                except evenkeel.LostError as error:
+                    assert list(error.ranks) == [1], error
+                else:
+                    raise AssertionError("an operation without rank 1")
+            assert dist._supports_reconfigure()
+            # The ranks tell each other their handles by any means.
+            base.set(f"handle/{rank}", dist._get_reconfigure_handle())
+            handles = [base.get(f"handle/{other}").decode() for other in range(size)]
+            for uuid, given in ((7, handles), (8, set(handles))):
+                dist._reconfigure(uuid=uuid, handles=given, timeout=TIMEOUT).wait()
+                x = torch.tensor([rank])
+                dist.all_reduce(x)
+                assert x.item() == 3 and (dist.get_rank(), dist.get_world_size()) == (rank, size)
+            try:
+                dist._reconfigure(uuid=9, handles=handles[:2])
+            except ValueError as error:
+                assert "number of ranks" in str(error), error
+            else:
+                raise AssertionError("a group of fewer ranks")
+
+        for backend in BACKENDS:
+            processes(3, work, backend)
 
 
 class Training(unittest.TestCase):
