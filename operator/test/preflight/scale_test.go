@@ -45,7 +45,7 @@ import (
 
 var (
 	scale        = flag.Int("scale", 100, "TestScale: how many pretend nodes")
-	scalePods    = flag.Int("scale-pods", 0, "TestScale: how many pods of annotated jobs, besides")
+	scalePods    = flag.Int("scale-pods", 500, "TestScale: how many pods of annotated jobs, besides; every twentieth job of them is held")
 	scaleRun     = flag.Duration("scale-run", 0, "TestScale: how long each run takes")
 	scaleResults = flag.String("scale-results", "", "TestScale: file to write the figures to, from the root of the repository")
 )
@@ -56,6 +56,7 @@ const (
 	maxHealth        = 8 << 10          // of a NodeNetworkHealth
 	maxWritesPerRun  = 3                // of the controller, while a check runs
 	maxWritesPerNode = 5                // of the controller, after the verdict
+	maxWritesPerHeld = 3                // of the controller, for each held job when it starts: its Event is counted
 	maxMemory        = 400 << 20        // of the controller, at 5,000 nodes and 100,000 pods
 	maxCheck         = 30 * time.Minute // at 5,000 nodes, with runs of 20 s
 	maxRead          = 2 * time.Second  // of a report
@@ -348,7 +349,7 @@ func TestScale(t *testing.T) {
 		return e
 	})
 	nodes := pretendNodes(t, "scale", *scale, kubelet(t, f))
-	labelledPods(t, *scalePods)
+	heldJobs := labelledPods(t, *scalePods)
 	p := startProcess(t)
 	policy := newPolicy(t, "scale", onStart(nil))
 	limit := waitTimeout + time.Duration(*scale)*300*time.Millisecond + 40*(*scaleRun)
@@ -411,7 +412,7 @@ func TestScale(t *testing.T) {
 			return false, err
 		}
 		var marked corev1.NodeList
-		err = admin.List(t.Context(), &marked, client.HasLabels{evenkeel.HealthKey})
+		err = admin.List(t.Context(), &marked, client.MatchingLabels{"pool": "scale"}, client.HasLabels{evenkeel.HealthKey})
 		return len(marked.Items) == *scale, err
 	})
 	markedAfter := time.Since(started)
@@ -484,10 +485,13 @@ func TestScale(t *testing.T) {
 		for _, controller := range []string{"networkcheck", "nodenetworkhealth-results", "nodenetworkhealth-marker", "networkcheckpolicy", "networkprofile"} {
 			looked = looked && rest[fmt.Sprintf("controller_runtime_reconcile_total controller=%q", controller)] > 0
 		}
-		return looked && rest["evenkeel_nodes"] == float64(*scale), err
+		return looked && rest["evenkeel_nodes"] == float64(*scale+1), err // and the node that jobs are held for
 	})
-	if n := writes(rest); n > 0 {
+	if n := writes(rest); n > maxWritesPerHeld*heldJobs {
 		t.Errorf("%d writes at rest:\n%s", n, p.log.String())
+	}
+	if n := gatedPods(t); n != heldJobs*podsOfJob {
+		t.Errorf("%d pods are gated, and %d jobs of %d pods were held", n, heldJobs, podsOfJob)
 	}
 	restMemory, err := p.memory()
 	if err != nil {
@@ -501,8 +505,8 @@ func TestScale(t *testing.T) {
 		t.Errorf("%d nodes have the label after the cleanup, %v", len(left.Items), err)
 	}
 	t.Logf("cleaned up with %d writes in %s", cleanupWrites, cleanupTook.Round(100*time.Millisecond))
-	t.Logf("%d nodes, %d runs: checked in %s, marked after %s, %.2f writes for each run, then %.2f for each node, none at rest; jobs started after %s; report read in %s; check's status %d bytes, node's health %d; controller %d MiB at most, %d MiB at rest, %.1f s of processor",
-		*scale, runs, checkTook, markedAfter.Round(time.Second), perRun, perNode, gateTook.Round(100*time.Millisecond), readTook.Round(time.Millisecond), checkStatus, health, memory>>20, restMemory>>20, marked["process_cpu_seconds_total"])
+	t.Logf("%d nodes, %d runs: checked in %s, marked after %s, %.2f writes for each run, then %.2f for each node, %d at rest; jobs started after %s; report read in %s; check's status %d bytes, node's health %d; controller %d MiB at most, %d MiB at rest, %.1f s of processor",
+		*scale, runs, checkTook, markedAfter.Round(time.Second), perRun, perNode, writes(rest), gateTook.Round(100*time.Millisecond), readTook.Round(time.Millisecond), checkStatus, health, memory>>20, restMemory>>20, marked["process_cpu_seconds_total"])
 	if *scaleResults == "" {
 		return
 	}
@@ -515,7 +519,7 @@ func TestScale(t *testing.T) {
 		{"one decision about 5,000 nodes", planning(5000).Round(10 * time.Microsecond).String(), "", ""},
 		{"API writes for each run of the benchmark", fmt.Sprintf("%.2f", perRun), strconv.Itoa(maxWritesPerRun), "record and progress included"},
 		{"API writes for each node after the verdict", fmt.Sprintf("%.2f", perNode), "", "its NodeNetworkHealth, condition and label"},
-		{"API writes at rest", strconv.Itoa(writes(rest)), "0", "after a restart, which looks at everything, and a heartbeat of each node"},
+		{"API writes at rest", strconv.Itoa(writes(rest)), strconv.Itoa(maxWritesPerHeld * heldJobs), fmt.Sprintf("after a restart, which looks at everything, and a heartbeat of each node; %d held jobs have their Events counted", heldJobs)},
 		{"status of the NetworkCheck", kibi(checkStatus), kibi(maxStatus), ""},
 		{"the whole NetworkCheck, with the nodes' names", kibi(size(t, check)), "", ""},
 		{"status of the NetworkCheckPolicy", kibi(policyStatus), kibi(maxStatus), ""},
@@ -533,38 +537,80 @@ func TestScale(t *testing.T) {
 
 func kibi(bytes int) string { return fmt.Sprintf("%.1f KiB", float64(bytes)/1024) }
 
-// labelledPods makes pods as annotated jobs have them, twenty of each. They stay: the API server ends with the tests.
-func labelledPods(t *testing.T, count int) {
+const (
+	// podsOfJob is the number of pods of a job, heldShare the number of jobs of which one is held.
+	podsOfJob = 20
+	heldShare = 20
+)
+
+// labelledPods makes pods as annotated jobs have them. The pods of held jobs are gated, and wait for a node that has failed. Each job
+// has its own settings, and each pod its own network and time of its report. It returns how many jobs are held. The pods stay: the API
+// server ends with the tests.
+func labelledPods(t *testing.T, count int) (held int) {
 	t.Helper()
-	if count == 0 {
-		return
+	const where, heldPool = "scale-pods", "scale-held"
+	failed := newNodes(t, heldPool, 1)[0]
+	node := &corev1.Node{}
+	if err := admin.Get(t.Context(), client.ObjectKey{Name: failed}, node); err != nil {
+		t.Fatal(err)
 	}
-	const where = "scale-pods"
-	environment := strings.Repeat("0123456789abcdef", 128) // 2 KiB, as much as a profile's settings may be
+	health := &evenkeel.NodeNetworkHealth{ObjectMeta: metav1.ObjectMeta{Name: failed, OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: failed, UID: node.UID}}}}
+	if err := admin.Create(t.Context(), health); err != nil {
+		t.Fatal(err)
+	}
+	now := metav1.Now()
+	health.Status = evenkeel.NodeNetworkHealthStatus{Health: evenkeel.HealthUnhealthy, Reason: "TooSlow", Message: "for this test", ObservedTime: &now}
+	if err := admin.Status().Update(t.Context(), health); err != nil {
+		t.Fatal(err)
+	}
+	newPolicy(t, heldPool, onStart(func(s *evenkeel.NetworkCheckPolicySpec) { s.Gate.OnTimeout = evenkeel.GateWait }))
 	if err := admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: where}}); err != nil {
 		t.Fatal(err)
 	}
 	yes, started := true, time.Now()
 	if err := many(count, func(i int) error {
-		job := fmt.Sprintf("train-%d", i/20)
+		job := fmt.Sprintf("train-%d", i/podsOfJob)
+		environment := strings.Repeat(fmt.Sprintf("%-16s", job), 128) // 2 KiB, as much as a profile's settings may be
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
-			Namespace: where, Name: fmt.Sprintf("%s-worker-%d", job, i%20),
+			Namespace: where, Name: fmt.Sprintf("%s-worker-%d", job, i%podsOfJob),
 			Labels:          map[string]string{evenkeel.ProfileKey: "default", "jobset.sigs.k8s.io/jobset-name": job, "jobset.sigs.k8s.io/jobset-uid": job + "-0123456789abcdef"},
-			Annotations:     map[string]string{evenkeel.InjectedKey: "0123456789abcdef", evenkeel.PluginImageKey: pluginName},
+			Annotations:     map[string]string{evenkeel.InjectedKey: fmt.Sprintf("%016x", i/podsOfJob), evenkeel.PluginImageKey: pluginName, evenkeel.EnvironmentKey: environment},
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "batch/v1", Kind: "Job", Name: job, UID: types.UID(job + "-fedcba9876543210"), Controller: &yes}},
 		}}
-		pod.Annotations[evenkeel.EnvironmentKey] = environment
-		pod.Annotations[evenkeel.PluginStatusKey] = pluginstatus.Status{ // the pods of a job report within some seconds
-			Outcome: pluginstatus.Loaded, At: started.Add(time.Duration(i%4) * time.Second), Text: "evenkeel 0.0.0, TCP, eth0 (100000 Mb/s), eth1 (100000 Mb/s)",
-		}.String()
-		pod.Spec.NodeName = job // nodes of their own: those of the check are idle
-		pod.Spec.Containers = []corev1.Container{{Name: "c", Image: "c", Env: []corev1.EnvVar{{Name: "SETTINGS", Value: environment}}, Resources: corev1.ResourceRequirements{
-			Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8")},
-		}}}
+		// As a network plugin writes it.
+		pod.Annotations["k8s.v1.cni.cncf.io/network-status"] = fmt.Sprintf(`[{"name": "rail0", "interface": "eth1", "ips": ["10.%d.%d.%d"], "mac": "0a:58:0a:00:%02x:%02x"}]`, i>>16&255, i>>8&255, i&255, i>>8&255, i&255)
+		container := corev1.Container{Name: "c", Image: "c", Env: []corev1.EnvVar{{Name: "SETTINGS", Value: environment}}}
+		if i/podsOfJob%heldShare == 0 {
+			pod.Labels[evenkeel.GatedKey], pod.Annotations[evenkeel.PluginStatusKey] = "true", evenkeel.PluginNotReported
+			pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: evenkeel.SchedulingGate}}
+			pod.Spec.NodeSelector = map[string]string{"pool": heldPool}
+		} else {
+			pod.Annotations[evenkeel.PluginStatusKey] = pluginstatus.Status{ // the pods of a job report within a minute
+				Outcome: pluginstatus.Loaded, At: started.Add(time.Duration(i*7%60) * time.Second),
+				Text: fmt.Sprintf("version 0.1.0, protocol 7, devices: eth0-%d 100000 Mb/s, eth1 100000 Mb/s", i/podsOfJob),
+			}.String()
+			pod.Spec.NodeName = job // nodes of their own: those of the check are idle
+			container.Resources.Limits = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8")}
+		}
+		pod.Spec.Containers = []corev1.Container{container}
 		return admin.Create(t.Context(), pod)
 	}); err != nil {
 		t.Fatal(err)
 	}
+	return (count/podsOfJob + heldShare - 1) / heldShare
+}
+
+// gatedPods is the number of pods that wait.
+func gatedPods(t *testing.T) (count int) {
+	t.Helper()
+	var list corev1.PodList
+	if err := admin.List(t.Context(), &list, client.HasLabels{evenkeel.GatedKey}); err != nil {
+		t.Fatal(err)
+	}
+	for _, pod := range list.Items {
+		count += len(pod.Spec.SchedulingGates)
+	}
+	return count
 }
 
 // webhookResults begins the part of the page that is not written here.
@@ -591,7 +637,8 @@ func writeResults(t *testing.T, rows [][]string, loads []string) {
 
 The operator's own program checks %[1]d pretend nodes, of which one in a hundred has a slow link, against a real API server. The test plays the
 nodes' kubelets and the jobs' pods: a run ends %[7]s after it was first seen. Nothing is measured by it, so the rest is Evenkeel's share and the
-API server's. Pods of annotated jobs, with GPUs and 2 KiB of annotations, are on other nodes. Everything ran on one machine: %[2]d cores (%[3]s),
+API server's. Pods of annotated jobs, with GPUs and 2 KiB of annotations, are on other nodes;
+the pods of every twentieth job are gated. Everything ran on one machine: %[2]d cores (%[3]s),
 %[4]s, the API server, etcd, the controller and the test alike. Other work ran there too: the load was %[8]s at the steps below.
 
 Taken at commit %[5]s, on %[6]s. Budgets are this project's own, for 5,000 nodes and 100,000 pods.
