@@ -142,6 +142,9 @@ func explainOther(ctx context.Context, cluster client.Client, object *unstructur
 	if err := explainPods(pods, out); err != nil {
 		return err
 	}
+	if err := explainWaits(ctx, cluster, object, pods, out, now); err != nil {
+		return err
+	}
 	return explainEvents(ctx, cluster, object, out, now)
 }
 
@@ -167,12 +170,8 @@ func explainJob(ctx context.Context, cluster client.Client, job *unstructured.Un
 	if err := explainPods(pods, out); err != nil {
 		return err
 	}
-	waits, err := waitReasons(ctx, cluster, job, pods, now)
-	if err != nil {
+	if err := explainWaits(ctx, cluster, job, pods, out, now); err != nil {
 		return err
-	}
-	if len(waits) > 0 {
-		fmt.Fprintf(out, "\nIt waits\n  %s\n", strings.Join(waits, "\n  "))
 	}
 	bad, err := unhealthyNodes(ctx, cluster)
 	if err != nil {
@@ -182,6 +181,16 @@ func explainJob(ctx context.Context, cluster client.Client, job *unstructured.Un
 		fmt.Fprintf(out, "\nIts pods avoid\n  %s\n", strings.Join(bad, "\n  "))
 	}
 	return explainEvents(ctx, cluster, job, out, now)
+}
+
+// explainWaits prints what prevents the object or its pods from running.
+func explainWaits(ctx context.Context, cluster client.Client, object *unstructured.Unstructured, pods []corev1.Pod, out io.Writer, now time.Time) error {
+	waits, err := waitReasons(ctx, cluster, object, pods, now)
+	if err != nil || len(waits) == 0 {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "\nIt waits\n  %s\n", strings.Join(waits, "\n  "))
+	return err
 }
 
 // explainTemplates prints what was pinned when the job was created. Equal templates are printed once.

@@ -7,9 +7,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -29,13 +31,11 @@ func waitReasons(ctx context.Context, cluster client.Client, job *unstructured.U
 	if err != nil {
 		return nil, err
 	}
-	if mine := gatedPods(pods); len(mine) > 0 {
-		until, err := gateStatus(ctx, cluster, jobgate.FromPods(mine), now)
-		if err != nil {
-			return nil, err
-		}
-		waits = append(waits, fmt.Sprintf("%d of its pods have the scheduling gate %s: %s", len(mine), evenkeel.SchedulingGate, until))
+	gated, err := gateReasons(ctx, cluster, job.GetNamespace(), gatedPods(pods), now)
+	if err != nil {
+		return nil, err
 	}
+	waits = append(waits, gated...)
 	for i := range pods {
 		pod := &pods[i]
 		for _, g := range pod.Spec.SchedulingGates {
@@ -53,6 +53,74 @@ func waitReasons(ctx context.Context, cluster client.Client, job *unstructured.U
 		waits = append(waits[:maxWaits], fmt.Sprintf("and %d more", more))
 	}
 	return waits, nil
+}
+
+// gateReasons says of the pods with Evenkeel's scheduling gate since when they have it, what opens it, and until when they wait.
+func gateReasons(ctx context.Context, cluster client.Client, namespace string, pods []*corev1.Pod, now time.Time) ([]string, error) {
+	if len(pods) == 0 {
+		return nil, nil
+	}
+	mine := map[types.UID]bool{}
+	for _, pod := range pods {
+		mine[pod.UID] = true
+	}
+	// They start with others of the same job, which may not be asked about.
+	var list corev1.PodList
+	if err := cluster.List(ctx, &list, client.InNamespace(namespace), client.HasLabels{evenkeel.GatedKey}); err != nil {
+		return nil, fmt.Errorf("list gated pods: %w", err)
+	}
+	for _, pod := range gatedPods(list.Items) {
+		if !mine[pod.UID] {
+			pods = append(pods, pod)
+		}
+	}
+	var reasons []string
+	for _, gang := range jobgate.Gangs(pods) {
+		asked := 0
+		for _, pod := range gang.Pods {
+			if mine[pod.UID] {
+				asked++
+			}
+		}
+		if asked == 0 {
+			continue
+		}
+		if len(reasons) == maxWaits { // each is a decision over all nodes
+			return append(reasons, "and more, of other owners"), nil
+		}
+		job := jobgate.FromPods(gang.Pods)
+		text := fmt.Sprintf("%d of its pods have the scheduling gate %s since %s", asked, evenkeel.SchedulingGate, formatTime(job.Since, now))
+		if others := len(gang.Pods) - asked; others > 0 {
+			text += fmt.Sprintf(", with %d others of %s %s", others, gang.Job.Kind, gang.Job.Name)
+		}
+		until, err := gateStatus(ctx, cluster, job, now)
+		switch {
+		case apierrors.IsForbidden(err):
+			until = fmt.Sprintf("you may not read what opens it: %v", err)
+		case err != nil:
+			return nil, err
+		default:
+			how, err := openNow(ctx, cluster, job.Profile, gang.Pods[0])
+			if err != nil {
+				return nil, err
+			}
+			until += how
+		}
+		reasons = append(reasons, text+": "+until)
+	}
+	return reasons, nil
+}
+
+// openNow says how to open the gate of the pod and the others of its job at once.
+func openNow(ctx context.Context, cluster client.Client, profile string, pod *corev1.Pod) (string, error) {
+	var policies evenkeel.NetworkCheckPolicyList
+	if err := cluster.List(ctx, &policies); err != nil {
+		return "", fmt.Errorf("list NetworkCheckPolicies: %w", err)
+	}
+	if mandatory := gate.Mandatory(policies.Items, profile); mandatory != nil {
+		return fmt.Sprintf(". NetworkCheckPolicy %s makes the gate mandatory", mandatory.Name), nil
+	}
+	return fmt.Sprintf(". To start without waiting: kubectl annotate pod %s -n %s %s=%s", pod.Name, pod.Namespace, evenkeel.GateKey, evenkeel.GateDisabled), nil
 }
 
 // suspendReasons says who suspended the job, and until when. It returns nothing for a job that is not suspended.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -189,7 +191,7 @@ func TestKubectlPluginWhyJobWaits(t *testing.T) {
 			}
 		})
 	}
-	out := plugin(t, config, cli.ExitPass, "why pytorchjob/pytorchjob-waits", "of-job-waits", "1 of its pods have the scheduling gate evenkeel.dev/preflight: waits until the network of waits-0, waits-1")
+	out := plugin(t, config, cli.ExitPass, "why pytorchjob/pytorchjob-waits", "of-job-waits", "1 of its pods have the scheduling gate evenkeel.dev/preflight since 20", "waits until the network of waits-0, waits-1")
 	if strings.Contains(out, "of-job-nowhere") {
 		t.Errorf("the pod of another job is listed:\n%s", out)
 	}
@@ -204,4 +206,90 @@ func TestKubectlPluginWhyJobWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	plugin(t, config, cli.ExitPass, "why job-queued", "Kueue's admission check network is Pending", "Kueue's admission check another is Pending")
+}
+
+// Objects of any kind whose pods wait. No controller runs here: their pods and what is between are made as controllers make them.
+func TestKubectlPluginWhyPodsOfAnyKindWait(t *testing.T) {
+	config := kubeconfig(t)
+	newNodes(t, "kinds", 2)
+	policy := newPolicy(t, "kinds", onStart(nil))
+	ray := newRayKind(t)
+	object := func(version, kind, spec string) *unstructured.Unstructured {
+		made := &unstructured.Unstructured{}
+		text := strings.ReplaceAll(spec, "TEMPLATE", `{metadata: {labels: {app: kinds}}, spec: {restartPolicy: POLICY, containers: [{name: main, image: "registry.example.com/train:1"}]}}`)
+		policy := "Always"
+		if strings.Contains(kind, "Job") {
+			policy = "Never"
+		}
+		if err := yaml.Unmarshal([]byte(fmt.Sprintf("{apiVersion: %s, kind: %s, metadata: {name: why-%s}, spec: %s}", version, kind, strings.ToLower(kind), strings.ReplaceAll(text, "POLICY", policy))), &made.Object); err != nil {
+			t.Fatal(err)
+		}
+		made.SetNamespace(users)
+		eventually(t, kind+" is created", func(ctx context.Context) (bool, error) {
+			return admin.Create(ctx, made) == nil, nil // a kind may be served a moment after it is established
+		})
+		t.Cleanup(func() {
+			if err := admin.Delete(context.Background(), made, client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
+				t.Error(err)
+			}
+		})
+		return made
+	}
+	ownedBy := func(child, owner *unstructured.Unstructured) *unstructured.Unstructured {
+		patch := client.MergeFrom(child.DeepCopy())
+		child.SetOwnerReferences([]metav1.OwnerReference{*metav1.NewControllerRef(owner, owner.GroupVersionKind())})
+		if err := admin.Patch(t.Context(), child, patch); err != nil {
+			t.Fatal(err)
+		}
+		return child
+	}
+	set := object("apps/v1", "StatefulSet", "{serviceName: kinds, selector: {matchLabels: {app: kinds}}, template: TEMPLATE}")
+	deployment := object("apps/v1", "Deployment", "{selector: {matchLabels: {app: kinds}}, template: TEMPLATE}")
+	replicas := ownedBy(object("apps/v1", "ReplicaSet", "{selector: {matchLabels: {app: kinds}}, template: TEMPLATE}"), deployment)
+	cron := object("batch/v1", "CronJob", `{schedule: "* * * * *", jobTemplate: {spec: {template: TEMPLATE}}}`)
+	job := ownedBy(object("batch/v1", "Job", "{template: TEMPLATE}"), cron)
+	cluster := object(ray.GroupVersion().String(), ray.Kind, "{}")
+	for name, test := range map[string]struct{ asked, owner *unstructured.Unstructured }{
+		"statefulset": {set, set}, "deployment": {deployment, replicas}, "cronjob": {cron, job}, "raycluster": {cluster, cluster},
+	} {
+		owner := *metav1.NewControllerRef(test.owner, test.owner.GroupVersionKind())
+		pods := []*corev1.Pod{gangPod(t, name+"-0", []string{"kinds"}, owner, nil), gangPod(t, name+"-1", []string{"kinds"}, owner, nil)}
+		words := []string{"have the scheduling gate evenkeel.dev/preflight since 20", "waits until the network of kinds-0, kinds-1 is checked", "it starts in any case at", fmt.Sprintf("kubectl annotate pod %s-0 -n default evenkeel.dev/gate=Disabled", name)}
+		plugin(t, config, cli.ExitPass, "why "+name+"/"+test.asked.GetName(), append(words, "profile default, by the annotation of its pods", "It waits\n  2 of its pods")...)
+		plugin(t, config, cli.ExitPass, "why pod/"+pods[1].Name, append(words, "It waits\n  1 of its pods", "with 1 others of "+test.owner.GetKind()+" "+test.owner.GetName())...)
+	}
+	if err := admin.Patch(t.Context(), policy, client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"gate": {"onTimeout": "Wait", "optOut": "Forbidden"}}}`))); err != nil {
+		t.Fatal(err)
+	}
+	plugin(t, config, cli.ExitPass, "why raycluster/"+cluster.GetName(), "its policy lets it wait without a limit", "NetworkCheckPolicy kinds makes the gate mandatory")
+}
+
+// newRayKind has the API server serve RayClusters, of which nobody knows anything here.
+func newRayKind(t *testing.T) schema.GroupVersionKind {
+	t.Helper()
+	definition := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal([]byte(`{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: rayclusters.ray.io}, spec: {
+  group: ray.io, scope: Namespaced, names: {kind: RayCluster, listKind: RayClusterList, plural: rayclusters, singular: raycluster},
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]}}`), &definition.Object); err != nil {
+		t.Fatal(err)
+	}
+	if err := admin.Create(t.Context(), definition); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := admin.Delete(context.Background(), definition); err != nil {
+			t.Error(err)
+		}
+	})
+	eventually(t, "RayClusters are served", func(ctx context.Context) (bool, error) {
+		if err := admin.Get(ctx, client.ObjectKeyFromObject(definition), definition); err != nil {
+			return false, err
+		}
+		conditions, _, _ := unstructured.NestedSlice(definition.Object, "status", "conditions") // a new one has none
+		return slices.ContainsFunc(conditions, func(item any) bool {
+			c, _ := item.(map[string]any)
+			return c["type"] == "Established" && c["status"] == "True"
+		}), nil
+	})
+	return schema.GroupVersionKind{Group: "ray.io", Version: "v1", Kind: "RayCluster"}
 }
