@@ -95,6 +95,14 @@ impl FlowCount {
         self.in_use
     }
 
+    /// The connection has this many flows from now on, if that is more than before. All of them are used at first.
+    pub fn grow(&mut self, flows: usize) {
+        if flows > self.max {
+            (self.max, self.in_use, self.trial) = (flows, flows, None);
+            self.measured = Measured::default();
+        }
+    }
+
     /// Whether the paths limit the rate, as far as is known.
     pub fn is_limited_by_paths(&self) -> bool {
         self.in_use == self.max && (self.load <= BUSY || self.failed_trials >= MIN_FAILED_TRIALS)
@@ -275,6 +283,20 @@ mod tests {
         run.go(PATHS_ARE_THE_LIMIT, Duration::from_millis(600));
         assert_eq!(run.flow_count.in_use(), 4);
         run.go(HOSTS_ARE_THE_LIMIT, Duration::from_secs(1));
+        assert_eq!(run.flow_count.in_use(), 1);
+    }
+
+    #[test]
+    fn flow_count_grows_with_the_flows_and_follows_the_limit_again() {
+        let mut run = Run::new(4);
+        run.go(HOSTS_ARE_THE_LIMIT, Duration::from_secs(1));
+        run.flow_count.grow(3);
+        assert_eq!(run.flow_count.in_use(), 1, "no more than there were");
+        run.flow_count.grow(16);
+        assert_eq!(run.flow_count.in_use(), 16);
+        run.go(PATHS_ARE_THE_LIMIT, Duration::from_secs(1));
+        assert!(run.flow_count.is_limited_by_paths());
+        run.go(HOSTS_ARE_THE_LIMIT, Duration::from_secs(2));
         assert_eq!(run.flow_count.in_use(), 1);
     }
 

@@ -48,6 +48,13 @@ impl FlowCountController {
         self.carried.fetch_add(bytes, Ordering::Relaxed);
     }
 
+    /// One of the connections has this many flows now.
+    pub(crate) fn grow(&self, flows: usize) {
+        let mut count = lock(&self.count);
+        count.grow(flows);
+        self.flows.store(count.in_use(), Ordering::Relaxed);
+    }
+
     /// Measures since the last tick. `worked`: the time that all threads have spent on sending so far.
     pub(crate) fn tick(&self, worked: Duration) {
         let mut count = match self.count.try_lock() {

@@ -181,7 +181,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_FLOWS",
-            meaning: "TCP connections (flows) with which a connection begins, and which share its messages; set on the sending side. Where more carry more, the connection keeps up to four times as many and at most 16, unless EVENKEEL_REPATH is off",
+            meaning: "TCP connections (flows) with which a connection begins, and which share its messages; set on the sending side. Where more carry more, the connection keeps up to four times as many and at most 16, and the process at most 48 more than are set; not where EVENKEEL_REPATH is off, and with auto not in connections to reduction servers and of the collectives",
             accepts: "a whole number from 1 to 64",
             default: "4",
         },

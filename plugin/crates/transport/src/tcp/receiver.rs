@@ -104,6 +104,7 @@ impl TcpReceiver {
                 stuck_since: None,
                 replacement_timeout: CLOSED_TIMEOUT,
                 is_sender_open: false,
+                opened: Instant::now(),
                 highest: 0,
                 last_suspect: 0,
                 last_trouble: None,
@@ -524,12 +525,18 @@ impl RecvFlowOwner for TcpReceiver {
                 *slot = None;
             }
             let Settings { recovery_timeout, connect_timeout, .. } = *self.base.context.settings;
-            match &end {
-                FlowEnd::Expected | FlowEnd::Lost(_) => {}
-                // So long it may try to open the connection, and then to replace flows.
-                _ if !queue.is_sender_open => queue.prolong(connect_timeout.max(recovery_timeout)),
-                FlowEnd::Reset(_) => queue.prolong(RESET_TIMEOUT.min(recovery_timeout)),
-                FlowEnd::Unreachable(_) => queue.prolong(recovery_timeout),
+            let timeout = match &end {
+                FlowEnd::Expected | FlowEnd::Lost(_) => None,
+                FlowEnd::Reset(_) => Some(RESET_TIMEOUT.min(recovery_timeout)),
+                FlowEnd::Unreachable(_) => Some(recovery_timeout),
+            };
+            if let Some(timeout) = timeout {
+                // Until then it may try to open the connection.
+                let opening = match queue.is_sender_open {
+                    true => Duration::ZERO,
+                    false => connect_timeout.saturating_sub(queue.opened.elapsed()),
+                };
+                queue.prolong(timeout.max(opening));
             }
             match &end {
                 FlowEnd::Expected => Vec::new(),
@@ -966,6 +973,13 @@ mod tests {
         let _request = post(&silent, 2000);
         reset(far);
         assert!(!fails_after(&silent, longest / 2) && fails_after(&silent, longest));
+        // It has given up by now if it has not opened the connection.
+        let (old, far) = receiver(&transport);
+        let _request = post(&old, 2000);
+        let opened = Instant::now().checked_sub(connect_timeout).expect("an uptime");
+        lock(&old.queue).opened = opened;
+        reset(far);
+        assert!(!fails_after(&old, RESET_TIMEOUT / 2) && fails_after(&old, RESET_TIMEOUT));
         // The sender's process has ended.
         let (closed, far) = receiver(&transport);
         let _request = post(&closed, 2000);

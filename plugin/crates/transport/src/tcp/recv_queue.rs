@@ -29,6 +29,8 @@ pub(super) struct RecvQueue<F> {
     /// Whether the sender has opened the connection: it has said something, or has replaced a flow. Before that it may not
     /// have got the answers of all flows, and dials some again.
     pub(super) is_sender_open: bool,
+    /// When this side has opened it. The sender has tried to since before that.
+    pub(super) opened: Instant,
     /// The highest number of a flow so far.
     pub(super) highest: u32,
     /// What that was when the time was prolonged last. A chunk on a later flow shows that the sender gets through.

@@ -198,6 +198,8 @@ impl TcpSender {
             RepathAction::Keep(more) => {
                 let granted = repair.extra_flows.take(more);
                 repair.repath.keep(granted);
+                drop(repair);
+                self.grow(granted);
             }
             RepathAction::Close(numbers) => {
                 let old =

@@ -564,6 +564,17 @@ impl TcpSender {
         drop(lingering);
     }
 
+    /// The connection keeps this many more flows than before. Of these too, no more are used than are worth their cost.
+    pub(crate) fn grow(&self, more: usize) {
+        let waiting = {
+            let mut queue = lock(&self.queue);
+            queue.max_flows += more;
+            self.flow_count.grow(queue.max_flows);
+            queue.set_flow_count(self.flow_count.flows())
+        };
+        waiting.iter().for_each(|flow| flow.wake_worker());
+    }
+
     /// A flow takes no more chunks.
     pub(crate) fn begin_to_retire(&self, flow: &SendFlow) {
         flow.retiring.store(true, Ordering::Relaxed);
@@ -687,5 +698,53 @@ impl Source for Clock {
 
     fn abandoned(&self, why: &str) {
         self.0.fail(ErrorKind::Internal, why);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use evenkeel_protocol::{ConnectionId, Handle, Nonce};
+
+    use super::*;
+    use crate::test_support;
+
+    /// After a trial that helped, the hosts become the limit.
+    #[test]
+    fn kept_flows_are_used_only_while_they_are_worth_their_cost() {
+        let transport = test_support::transport();
+        let runtime = transport.runtime().unwrap();
+        let peer = "127.0.0.1:1".parse().unwrap();
+        let sender = TcpSender::open(
+            Arc::new(Destination {
+                context: transport.context(0, "").unwrap(),
+                workers: Arc::clone(runtime.workers()),
+                handle: Handle { addresses: Vec::new(), port: 1, nonce: Nonce([7; 16]) },
+                peer,
+                connection: ConnectionId([7; 16]),
+            }),
+            Vec::new(),
+        )
+        .unwrap();
+        let _far: Vec<_> = (0..8)
+            .map(|number| {
+                let (near, far) = UnixStream::pair().unwrap();
+                near.set_nonblocking(true).unwrap();
+                sender.add_flow(number, near.into(), Pacer::default()).unwrap();
+                far
+            })
+            .collect();
+        sender.grow(8);
+        assert_eq!(lock(&sender.queue).used.count_ones(), 8);
+        let mut before = Instant::now();
+        test_support::until(|| {
+            let now = Instant::now();
+            sender.add_caller_work(now - std::mem::replace(&mut before, now));
+            sender.on_chunk_written(1000);
+            sender.flows().iter().for_each(|flow| sender.adapt(flow));
+            (lock(&sender.queue).used.count_ones() < 8).then_some(())
+        });
+        sender.close();
     }
 }
