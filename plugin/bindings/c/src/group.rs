@@ -111,7 +111,8 @@ pub unsafe extern "C" fn evenkeel_group_reconfigure(
     unsafe {
         with(group, |group| {
             let store = pointers::deref_object("store", store)?;
-            pointers::write_result(next, ptr::null_mut())?;
+            // Before the ranks agree: a group that cannot be returned would be lost.
+            pointers::check_result(next)?;
             let mut options = Reconfigure::default().min_size(min_size);
             if timeout != 0.0 {
                 options = options.timeout(timeout_from_seconds(timeout)?);

@@ -105,13 +105,15 @@ pub(crate) unsafe fn bytes_mut<'a>(
 /// # Safety
 /// `out` is null or can be written.
 pub(crate) unsafe fn return_object<T>(out: *mut *mut T, object: T) -> Result<(), Error> {
-    let object = Box::new(object);
-    if out.is_null() {
-        return Err(null_result());
-    }
-    // SAFETY: the caller guarantees it.
-    unsafe { out.write(Box::into_raw(object)) };
+    check_result(out)?;
+    // SAFETY: the caller guarantees it, and it is not null.
+    unsafe { out.write(Box::into_raw(Box::new(object))) };
     Ok(())
+}
+
+/// Checks that a result can be written.
+pub(crate) fn check_result<T>(out: *mut T) -> Result<(), Error> {
+    if out.is_null() { Err(Error::argument("the pointer for the result is NULL")) } else { Ok(()) }
 }
 
 /// Writes a result.
@@ -119,10 +121,8 @@ pub(crate) unsafe fn return_object<T>(out: *mut *mut T, object: T) -> Result<(),
 /// # Safety
 /// `out` is null or can be written.
 pub(crate) unsafe fn write_result<T>(out: *mut T, value: T) -> Result<(), Error> {
-    if out.is_null() {
-        return Err(null_result());
-    }
-    // SAFETY: the caller guarantees it.
+    check_result(out)?;
+    // SAFETY: the caller guarantees it, and it is not null.
     unsafe { out.write(value) };
     Ok(())
 }
@@ -136,10 +136,6 @@ pub(crate) unsafe fn free_object<T>(object: *mut T) {
         // SAFETY: it is from a box, and this is the only call that frees it.
         drop(unsafe { Box::from_raw(object) });
     }
-}
-
-fn null_result() -> Error {
-    Error::argument("the pointer for the result is NULL")
 }
 
 fn check<T>(what: &str, pointer: *const T, count: usize) -> Result<(), Error> {
