@@ -629,7 +629,9 @@ class EvenkeelBackend(_Operations, Backend):
         self._rank, self._size, self._store, self._timeout = opts.group_rank, opts.group_size, opts.store, opts.timeout
         self._handle = f"{self._rank}/{secrets.token_hex(8)}"
         # With enable_reconfigure, the group comes to be in the first call of reconfigure.
-        self._joined = None if getattr(opts, "enable_reconfigure", False) else _join(opts.store, opts.group_rank, opts.group_size, opts.timeout)
+        self._joined: evenkeel.Group | None = None
+        if not getattr(opts, "enable_reconfigure", False):
+            self._joined = _join(opts.store, self._rank, self._size, opts.timeout)
 
     @property
     def _group(self) -> evenkeel.Group:
@@ -641,14 +643,14 @@ class EvenkeelBackend(_Operations, Backend):
         return self._handle
 
     def reconfigure(self, opts: Any) -> Work:
-        """Joins the group of these handles. It takes the place of the group before, whose ranks may be lost. Returns when it is there."""
+        """Joins the group of these handles, in the place of the one before, whose ranks may be lost. Returns when all have come."""
         handles = list(opts.handles)
         if not isinstance(opts.handles, list):
             handles.sort(key=lambda handle: int(handle.partition("/")[0]))
         if len(handles) != self._size or handles[self._rank] != self._handle:
             raise ValueError(
-                f"reconfigure of rank {self._rank} of {self._size} to handles {handles}: torch {torch.__version__} gives backend {NAME} "
-                "no way to change a rank or the number of ranks, so put another process in the place of each that is lost"
+                f"reconfigure of rank {self._rank} of {self._size} to handles {handles}: torch {torch.__version__} gives backend "
+                f"{NAME} no way to change a rank or the number of ranks: put another process in the place of each lost one"
             )
         if self._joined is not None:
             self._joined.close()
