@@ -217,6 +217,7 @@ func TestGangOpensInParallel(t *testing.T) {
 		case <-together:
 		case <-time.After(10 * time.Second):
 			t.Error("a gate is opened while no other is")
+			once.Do(func() { close(together) })
 		}
 	}
 	s.pass(0)
