@@ -25,6 +25,7 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/test/apiserver"
@@ -121,8 +122,19 @@ func (i *installation) start() error {
 	if i.webhook, err = i.startWebhook(); err != nil {
 		return err
 	}
-	i.controller, err = i.startController()
-	return err
+	if i.controller, err = i.startController(); err != nil {
+		return err
+	}
+	// The controller creates it. Tests of the admission use it from the first one on.
+	err = wait.PollUntilContextTimeout(context.Background(), 50*time.Millisecond, startTimeout, true, func(ctx context.Context) (bool, error) {
+		var profile evenkeel.NetworkProfile
+		err := admin.Get(ctx, client.ObjectKey{Name: "default"}, &profile)
+		return err == nil && ready(&profile) != nil, client.IgnoreNotFound(err)
+	})
+	if err != nil {
+		return fmt.Errorf("the default profile is not there: %w", err)
+	}
+	return nil
 }
 
 func (i *installation) stop() error {
