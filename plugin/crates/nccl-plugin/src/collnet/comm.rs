@@ -179,7 +179,7 @@ impl CollNetComm {
 }
 
 impl AllReduce {
-    /// Whether NCCL may be told that it is done. To be called once for each test of NCCL's; see [`MIN_TESTS`].
+    /// Whether it is done, and NCCL may know. To be called once for each test of NCCL's; see [`MIN_TESTS`].
     pub(super) fn is_done(&mut self) -> Result<bool, PluginError> {
         self.tests = self.tests.saturating_add(1);
         // The client counts an operation that it has reported as complete, too.
