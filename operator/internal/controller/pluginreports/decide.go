@@ -142,7 +142,7 @@ func (f findings) describe(missing []string) (reason, severity, message string) 
 		for _, v := range f.versions {
 			known = append(known, fmt.Sprintf("%s in %d pods, such as %s", v.text, v.pods, v.example))
 		}
-		parts = append(parts, "plugins of different protocols refuse each other: "+strings.Join(known, "; ")+". Give all pods of the job one image or one profile")
+		parts = append(parts, "different versions of the plugin run, and those of different protocols refuse each other: "+strings.Join(known, "; ")+". Give all pods of the job one image or one profile")
 	}
 	if len(missing) > 0 {
 		if reason == "" {

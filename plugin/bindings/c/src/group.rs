@@ -3,6 +3,7 @@
 use std::ffi::c_char;
 use std::ptr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use evenkeel_collectives::{
     self as collectives, Launch, Reconfigure, TransportKind, timeout_from_seconds,
@@ -53,18 +54,35 @@ pub unsafe extern "C" fn evenkeel_group_join(
     timeout: f64,
     group: *mut *mut Group,
 ) -> Status {
+    // SAFETY: the header requires a store, a string or NULL, and a pointer to write to.
+    unsafe {
+        join_with(store, transport, timeout, group, |store, transport, timeout| {
+            collectives::Group::join(store, rank, size, transport, timeout)
+        })
+    }
+}
+
+/// Joins a group through a store.
+///
+/// # Safety
+/// A store or null, a string or null, and a pointer to write to or null.
+unsafe fn join_with(
+    store: *const Store,
+    transport: *const c_char,
+    timeout: f64,
+    group: *mut *mut Group,
+    join: impl FnOnce(
+        &dyn collectives::Store,
+        &TransportKind,
+        Duration,
+    ) -> collectives::Result<collectives::Group>,
+) -> Status {
     guard(|| {
-        // SAFETY: the header requires a store and a string or NULL.
-        let (store, transport_kind) =
+        // SAFETY: the caller guarantees it.
+        let (store, transport) =
             unsafe { (pointers::deref_object("store", store)?, parse_transport(transport)?) };
-        let joined = collectives::Group::join(
-            &*store.0,
-            rank,
-            size,
-            &transport_kind,
-            timeout_from_seconds(timeout)?,
-        )?;
-        // SAFETY: the header requires a pointer to write to.
+        let joined = join(&*store.0, &transport, timeout_from_seconds(timeout)?)?;
+        // SAFETY: the caller guarantees it.
         unsafe { pointers::return_object(group, Group(Arc::new(joined))) }
     })
 }
@@ -132,15 +150,8 @@ pub unsafe extern "C" fn evenkeel_group_join_as_newcomer(
     timeout: f64,
     group: *mut *mut Group,
 ) -> Status {
-    guard(|| {
-        // SAFETY: the header requires a store, a string or NULL, and a pointer to write to.
-        let (store, transport_kind) =
-            unsafe { (pointers::deref_object("store", store)?, parse_transport(transport)?) };
-        let timeout = timeout_from_seconds(timeout)?;
-        let joined = collectives::Group::join_as_newcomer(&*store.0, &transport_kind, timeout)?;
-        // SAFETY: the header requires a pointer to write to.
-        unsafe { pointers::return_object(group, Group(Arc::new(joined))) }
-    })
+    // SAFETY: the header requires a store, a string or NULL, and a pointer to write to.
+    unsafe { join_with(store, transport, timeout, group, collectives::Group::join_as_newcomer) }
 }
 
 /// For each rank of a group that follows another one, its rank in that one; SIZE_MAX for a newcomer. Writes up to `capacity` of them,

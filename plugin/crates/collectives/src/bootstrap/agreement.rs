@@ -102,8 +102,8 @@ struct Peer {
 }
 
 impl Peer {
-    /// Takes a probe's result into account: of the registered identity if there is one, otherwise of the one in the old group. Silence
-    /// does not count if the deadline may have ended the probe.
+    /// Takes a probe's result into account: of the registered identity if there is one, otherwise of the one in the old group. A probe
+    /// without a response does not count if the deadline may have ended it.
     fn note(&mut self, status: &PeerStatus, is_over: bool) {
         match status {
             PeerStatus::Alive { .. } | PeerStatus::Failed(_) => self.silent_probes = 0,

@@ -592,9 +592,9 @@ impl RecvFlowOwner for TcpReceiver {
             if queue.is_peer_done() || !waiting && queue.cause.is_empty() {
                 ("the peer closed the connection".to_owned(), ErrorKind::Remote)
             } else if waiting {
+                let message = queue.reassembly.posted().next().map_or(0, |(number, _)| number);
                 let what = format!(
-                    "flows wait for buffers of later messages, and none delivered message {} within {} ms",
-                    queue.reassembly.ack(),
+                    "flows wait for buffers of later messages, and none delivered message {message} within {} ms",
                     timeout.as_millis()
                 );
                 (what, ErrorKind::Remote)
@@ -1014,6 +1014,24 @@ mod tests {
         assert!(fails_after(&receiver, Duration::ZERO), "when nothing follows");
         let error = receiver.base.failure().unwrap().to_string();
         assert!(error.contains("the peer closed the connection"), "{error}");
+    }
+
+    /// What the only flow brings has no buffer yet, and what is due does not come.
+    #[test]
+    fn receiver_whose_flows_wait_for_later_buffers_names_the_message_that_is_due() {
+        let transport = test_support::transport();
+        let _runtime = transport.runtime().unwrap();
+        let (receiver, mut far) = receiver(&transport);
+        let _request = post(&receiver, 2000);
+        far.write_all(&part_of(1, 8, 0, 8)).unwrap();
+        test_support::until(|| (!lock(&receiver.queue).is_open()).then_some(()));
+        let timeout = transport.settings.recovery_timeout;
+        receiver.check_unrecoverable(Instant::now());
+        receiver.check_unrecoverable(Instant::now() + timeout / 2);
+        assert!(!receiver.base.failed());
+        receiver.check_unrecoverable(Instant::now() + timeout);
+        let error = receiver.base.failure().unwrap().to_string();
+        assert!(error.contains("none delivered message 0 within"), "{error}");
     }
 
     /// The reset of a flow that waits for a buffer is not noticed here, and the sender reports it.

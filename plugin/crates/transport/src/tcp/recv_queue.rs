@@ -78,16 +78,19 @@ impl<F> RecvQueue<F> {
 
     /// The sender may need this time for its next flow, if not longer.
     pub(super) fn prolong(&mut self, timeout: Duration) {
-        self.replacement_timeout = self.replacement_timeout.max(timeout);
+        self.note_trouble(timeout);
         self.last_suspect = self.highest;
+    }
+
+    fn note_trouble(&mut self, timeout: Duration) {
+        self.replacement_timeout = self.replacement_timeout.max(timeout);
         self.last_trouble = Some(Instant::now());
     }
 
     /// The sender has reported a dead flow. It gets through by the flow of the report. What has ended the other one may end
     /// that too, and the sender then dials again.
     pub(super) fn flow_reported_dead(&mut self, timeout: Duration) {
-        self.replacement_timeout = self.replacement_timeout.max(timeout);
-        self.last_trouble = Some(Instant::now());
+        self.note_trouble(timeout);
         if self.cause.is_empty() {
             "the peer reported one as dead".clone_into(&mut self.cause);
         }
