@@ -69,7 +69,7 @@ const (
 
 // limits are the thresholds of the pools, by name. A pool's median is computed once, from the first round with two of its runs, and
 // then stays: the class of a run does not change with later runs. Runs of several rounds have nodes in common, and those with the
-// same slow node are equally slow.
+// same slow node are equally slow: where no round has two runs, fabric.limitAmongNodes compares nodes instead.
 type limits map[string]Limit
 
 func newLimits(c *Check) limits {

@@ -776,3 +776,27 @@ func TestPairingFaultsHideNoSlowNode(t *testing.T) {
 		}
 	}
 }
+
+// With nodes whose runs all fail for other reasons, a round can have one result, to be compared with those of other rounds.
+func TestPairingComparesRunsOfSeveralRounds(t *testing.T) {
+	for n := 4; n <= 9; n++ {
+		for seed := range uint64(300) {
+			c := check(n, seed)
+			c.Thresholds = pairing.Thresholds{}
+			w := world{bad: map[string]bool{"node-000": true}, fault: func(_ int, nodes []string) bool { return slices.Contains(nodes, "node-001") }}
+			d, _ := finish(t, &c, w)
+			for name, verdict := range verdicts(d) {
+				want := evenkeel.VerdictPass
+				switch name {
+				case "node-000":
+					want = evenkeel.VerdictFail
+				case "node-001":
+					want = evenkeel.VerdictInconclusive
+				}
+				if verdict != want {
+					t.Errorf("%d nodes, seed %d: %s is %s: %+v", n, seed, name, verdict, c.Runs)
+				}
+			}
+		}
+	}
+}

@@ -203,10 +203,31 @@ func (s *state) applyRound(runs []int) {
 			f.acceptUncompared(s)
 		}
 	}
+	s.failConfirmed()
+}
+
+// failConfirmed fails the nodes whose bad runs are confirmed by now.
+func (s *state) failConfirmed() {
 	for _, n := range s.nodes {
 		if !n.proven && !n.failed && n.confirmed(s) {
 			n.failed = true
 			n.fabric.failed++
+		}
+	}
+}
+
+// countBadRun counts a run that is bad for its fabric and its nodes.
+func (s *state) countBadRun(i int) {
+	run := &s.check.Runs[i]
+	f := s.byName[run.Nodes[0]].fabric
+	f.bad++
+	if s.class[i] == classFallback {
+		f.fallbacks++
+	}
+	for _, name := range run.Nodes {
+		if n := s.byName[name]; !n.hadBadRun {
+			n.hadBadRun = true
+			f.nodesWithBadRuns++
 		}
 	}
 }
@@ -216,19 +237,12 @@ func (s *state) countRun(i int, run *Run) {
 	f.runs++
 	switch class := s.class[i]; {
 	case class.bad():
-		f.bad++
-		if class == classFallback {
-			f.fallbacks++
-		}
+		s.countBadRun(i)
 	case class == classFault:
 		f.faults++
 	}
 	for _, name := range run.Nodes {
 		n := s.byName[name]
-		if s.class[i].bad() && !n.hadBadRun {
-			n.hadBadRun = true
-			f.nodesWithBadRuns++
-		}
 		n.runs = append(n.runs, i)
 		switch {
 		case len(run.InUse) > 0: // it says nothing against the other nodes
@@ -253,17 +267,40 @@ func (n *node) prove() {
 // comparable reports whether runs of the fabric can be compared with each other: two of them need four nodes.
 func (f *fabric) comparable() bool { return len(f.pools) == 1 && len(f.nodes) >= 4 }
 
-// acceptUncompared counts runs as passed that could be compared with nothing, if its pools have no node that other runs could be
-// made with at another time. Once a run was accepted, all are. It reports whether this proved a node.
+// minNodesToCompare is the minimum number of nodes whose best runs are compared.
+const minNodesToCompare = 3
+
+// limitAmongNodes sets the limit of a fabric whose rounds never had two runs to compare, such as when one of five nodes fails for
+// other reasons. It is computed from the best run of each node: a slow node is slow in all of its runs, and its partners are in some.
+func (f *fabric) limitAmongNodes(s *state) {
+	var best []float64
+	for _, n := range f.nodes {
+		if bw := n.bestBusBW(s); bw > 0 {
+			best = append(best, bw)
+		}
+	}
+	if pool := f.pools[0]; f.comparable() && len(best) >= minNodesToCompare && !(s.limits[pool].MinBusBW > 0) {
+		s.limits[pool] = limitFromMedian(best, s.check.Thresholds.MinPercentOfMedian)
+	}
+}
+
+// acceptUncompared ends a fabric's wait for runs to compare with, if its pools have no node that other runs could be made with at
+// another time: runs pass that are not slower than those of its other nodes. Once a run was accepted, all are. It reports whether
+// this proved a node.
 func (f *fabric) acceptUncompared(s *state) bool {
 	before := f.proven
 	if before == 0 && (slices.ContainsFunc(f.pools, func(pool string) bool { return s.check.Partial[pool] }) || slices.ContainsFunc(f.nodes, func(n *node) bool { return n.inUse })) {
 		return false
 	}
+	f.limitAmongNodes(s)
 	for _, n := range f.nodes {
 		for _, i := range n.runs {
 			if s.class[i] == classUncompared {
 				s.class[i] = classPass
+				if run := &s.check.Runs[i]; run.BusBW < s.limits.limitFor(s, run.Nodes) {
+					s.class[i] = classSlow
+					s.countBadRun(i)
+				}
 			}
 			if s.class[i] == classPass {
 				n.prove()
@@ -271,6 +308,7 @@ func (f *fabric) acceptUncompared(s *state) bool {
 		}
 	}
 	f.uncompared = false
+	s.failConfirmed()
 	return f.proven > before
 }
 
@@ -397,22 +435,34 @@ func (f *fabric) retryGroups(s *state, number int) [][]*node {
 		free = free[1:]
 	}
 	shuffle(rest, s.check.Seed+uint64(number))
-	for ; len(rest) > 1; rest = rest[2:] {
-		groups = append(groups, []*node{rest[0], rest[1]})
+	for len(rest) > 1 {
+		n := rest[0]
+		rest = rest[1:]
+		at := slices.IndexFunc(rest, func(p *node) bool { return !n.faultyWith(s, p) })
+		if at < 0 {
+			if len(groups) > 0 {
+				continue // a later round has proven partners for it
+			}
+			at = 0
+		}
+		groups = append(groups, []*node{n, rest[at]})
+		rest = slices.Delete(rest, at, at+1)
 	}
 	return groups
+}
+
+// faultyWith reports whether a run of both nodes was a fault.
+func (n *node) faultyWith(s *state, p *node) bool {
+	return slices.ContainsFunc(n.runs, func(i int) bool {
+		return s.class[i] == classFault && slices.Contains(s.check.Runs[i].Nodes, p.name)
+	})
 }
 
 // choosePartner returns the index of a partner for n, or -1. It excludes partners of bad runs, and prefers partners without a
 // fault.
 func (n *node) choosePartner(s *state, free []*node) int {
 	bad := n.badPartners(s)
-	faulty := func(p *node) bool {
-		return slices.ContainsFunc(n.runs, func(i int) bool {
-			return s.class[i] == classFault && slices.Contains(s.check.Runs[i].Nodes, p.name)
-		})
-	}
-	at := slices.IndexFunc(free, func(p *node) bool { return !bad[p.name] && !faulty(p) })
+	at := slices.IndexFunc(free, func(p *node) bool { return !bad[p.name] && !n.faultyWith(s, p) })
 	if at < 0 {
 		at = slices.IndexFunc(free, func(p *node) bool { return !bad[p.name] })
 	}
