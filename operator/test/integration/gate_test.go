@@ -139,6 +139,11 @@ func newGate(t *testing.T, name string, change func(*evenkeel.NetworkCheckPolicy
 			t.Error(err)
 		}
 	})
+	// A job whose nodes the controller does not know has nothing to wait for.
+	eventually(t, "the controller has the nodes in its cache", func(ctx context.Context) (bool, error) {
+		err := admin.Get(ctx, client.ObjectKeyFromObject(policy), policy)
+		return policy.Status.Nodes != nil && *policy.Status.Nodes == 2, err
+	})
 	namespace = newNamespace(t, nil)
 	eventually(t, "the webhook has the policy in its cache", func(ctx context.Context) (bool, error) {
 		job := heldJob(t, "Job", namespace, pool)
