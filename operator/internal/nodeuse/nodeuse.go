@@ -13,8 +13,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/component-helpers/resource"
@@ -108,7 +110,10 @@ func Read(ctx context.Context, from client.Reader, namespace string) (*Tracker, 
 
 // SetupWithManager makes the tracker watch while the manager leads.
 func (t *Tracker) SetupWithManager(mgr manager.Manager) error {
-	clientset, err := kubernetes.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	config := rest.CopyConfig(mgr.GetConfig())
+	// All pods of the cluster come this way when the controller starts: as JSON, each would leave much more garbage.
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	clientset, err := kubernetes.NewForConfigAndClient(config, mgr.GetHTTPClient())
 	if err != nil {
 		return fmt.Errorf("client for pods: %w", err)
 	}

@@ -146,6 +146,18 @@ func GangSelector(pod metav1.Object) map[string]string {
 // JobLabels are the labels of pods that JobOf reads.
 func JobLabels() []string { return []string{jobSetName, jobSetUID} }
 
+// GangLabels are the labels of pods that GangOf and GangSelector read.
+func GangLabels() []string {
+	read := append(JobLabels(), evenkeel.OwnerKey)
+	for _, k := range kinds {
+		if k.podLabel != "" {
+			read = append(read, k.podLabel)
+		}
+	}
+	slices.Sort(read)
+	return read
+}
+
 // Kinds returns the supported kinds, sorted.
 func Kinds() []schema.GroupKind {
 	return slices.SortedFunc(maps.Keys(kinds), func(a, b schema.GroupKind) int { return strings.Compare(a.String(), b.String()) })

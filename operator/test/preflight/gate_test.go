@@ -11,7 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -297,7 +299,7 @@ func newHeldPods(t *testing.T, pool string, count int) []*corev1.Pod {
 	return newHeldPodsIn(t, users, pool, count)
 }
 
-func newHeldPodsIn(t *testing.T, namespace, pool string, count int) []*corev1.Pod {
+func newHeldPodsIn(t *testing.T, namespace, pool string, count int, change ...func(*corev1.Pod)) []*corev1.Pod {
 	t.Helper()
 	yes := true
 	var pods []*corev1.Pod
@@ -313,6 +315,9 @@ func newHeldPodsIn(t *testing.T, namespace, pool string, count int) []*corev1.Po
 				SchedulingGates: []corev1.PodSchedulingGate{{Name: "example.com/another"}, {Name: evenkeel.SchedulingGate}},
 				Containers:      []corev1.Container{{Name: "main", Image: "registry.example.com/train:1"}},
 			},
+		}
+		for _, f := range change {
+			f(pod)
 		}
 		if err := admin.Create(t.Context(), pod); err != nil {
 			t.Fatal(err)
@@ -346,6 +351,45 @@ func TestGateOfPodsOpensWhenNodesAreProven(t *testing.T) {
 	carries(t, "podgate-0", "True Proven|healthy|")
 	if n := len(policyChecks(t, p)); n != 1 {
 		t.Errorf("%d checks", n)
+	}
+}
+
+// The controller has little of a gated pod in memory, and changes nothing of it but its gate.
+func TestGateOpenLeavesRestOfPod(t *testing.T) {
+	start(t, newFleet(t, links(nil)), &clock{}, &clock{})
+	newNodes(t, "podrest", 2)
+	newPolicy(t, "podrest", onStart(nil))
+	pods := newHeldPodsIn(t, users, "podrest", 2, func(pod *corev1.Pod) {
+		pod.Labels["example.com/team"], pod.Annotations = "a", map[string]string{evenkeel.InjectedKey: "0123", "example.com/note": "b"}
+		pod.Finalizers = []string{"example.com/finalizer"}
+		pod.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+		pod.Spec.InitContainers = []corev1.Container{{Name: "first", Image: "registry.example.com/first:1", Command: []string{"c"}}}
+		pod.Spec.Tolerations = []corev1.Toleration{{Key: "gpu", Operator: corev1.TolerationOpExists}}
+		main := &pod.Spec.Containers[0]
+		main.Env, main.VolumeMounts = []corev1.EnvVar{{Name: "D", Value: "e"}}, []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}
+		main.Resources.Limits = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}
+		main.ReadinessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"f"}}}}
+	})
+	for _, pod := range pods { // so that they can be deleted
+		t.Cleanup(func() {
+			if err := admin.Patch(context.Background(), pod, client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"finalizers": null}}`))); client.IgnoreNotFound(err) != nil {
+				t.Error(err)
+			}
+		})
+	}
+	before := []*corev1.Pod{pods[0].DeepCopy(), pods[1].DeepCopy()}
+	areOpen(t, pods)
+	for i, pod := range pods {
+		before[i].Spec.SchedulingGates = pod.Spec.SchedulingGates // areOpen has looked at them
+		delete(before[i].Labels, evenkeel.GatedKey)
+		for what, diff := range map[string]string{
+			"spec": cmp.Diff(before[i].Spec, pod.Spec), "labels": cmp.Diff(before[i].Labels, pod.Labels), "annotations": cmp.Diff(before[i].Annotations, pod.Annotations),
+			"owners": cmp.Diff(before[i].OwnerReferences, pod.OwnerReferences), "finalizers": cmp.Diff(before[i].Finalizers, pod.Finalizers),
+		} {
+			if diff != "" {
+				t.Errorf("the gate of %s is open, and its %s has changed (-before +after):\n%s", pod.Name, what, diff)
+			}
+		}
 	}
 }
 

@@ -100,7 +100,7 @@ func startProcess(t *testing.T) *controllerProcess {
 	}
 	p := &controllerProcess{metrics: listener.Addr().String(), ended: make(chan error, 1)}
 	listener.Close()
-	p.cmd = exec.Command(binary, "controller", "--namespace="+namespace, "--bench-image="+benchName, "--metrics-bind-address="+p.metrics, "--health-probe-bind-address=0")
+	p.cmd = exec.Command(binary, "controller", "--namespace="+namespace, "--bench-image="+benchName, "--metrics-bind-address="+p.metrics, "--health-probe-bind-address=0", "--report-bind-address=127.0.0.1:0")
 	p.cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, fmt.Sprint("MEMORY_LIMIT=", 512<<20)) // the chart's
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -372,7 +372,11 @@ func TestScale(t *testing.T) {
 		}
 		load, _, _ := strings.Cut(string(text), " ")
 		loads = append(loads, load)
-		t.Logf("%s: controller %d MiB at most; load %s", what, memory>>20, load)
+		sums, err := p.scrape()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s: controller %d MiB at most, %.0f MiB in use at the last garbage collection; load %s", what, memory>>20, sums["go_gc_heap_live_bytes"]/(1<<20), load)
 	}
 	reached(fmt.Sprintf("%d nodes, %d pods", *scale, *scalePods))
 	gateTook := jobsStart(t, limit)

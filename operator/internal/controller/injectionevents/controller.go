@@ -6,12 +6,9 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
@@ -27,6 +24,7 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/kube/events"
+	"evenkeel.dev/evenkeel/operator/internal/kube/slim"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
@@ -71,65 +69,14 @@ func Cached() map[client.Object]cache.ByObject {
 // slimmer returns a function that reduces a pod to what its Events and the plugin's reports are made of: a cluster may have a hundred
 // thousand, and the annotations of each say all that was injected.
 func slimmer() func(object any) (any, error) {
-	shared := sharedMaps{made: map[string]map[string]string{}}
+	metadata := slim.NewMetadata(append(workload.JobLabels(), evenkeel.ProfileKey),
+		[]string{evenkeel.InjectedKey, evenkeel.SkippedKey, evenkeel.RDMAUnusedKey, evenkeel.PluginStatusKey})
 	return func(object any) (any, error) {
-		pod, err := meta.Accessor(object)
-		if err != nil {
-			return object, nil
+		if pod, ok := object.(*metav1.PartialObjectMetadata); ok {
+			pod.ObjectMeta = metadata.Of(pod)
 		}
-		pod.SetManagedFields(nil)
-		pod.SetFinalizers(nil)
-		pod.SetLabels(shared.keep(pod.GetLabels(), append(workload.JobLabels(), evenkeel.ProfileKey)...))
-		pod.SetAnnotations(shared.keep(pod.GetAnnotations(), evenkeel.InjectedKey, evenkeel.SkippedKey, evenkeel.RDMAUnusedKey, evenkeel.PluginStatusKey))
-		var controller []metav1.OwnerReference
-		if owner := metav1.GetControllerOf(pod); owner != nil {
-			controller = []metav1.OwnerReference{*owner}
-		}
-		pod.SetOwnerReferences(controller)
 		return object, nil
 	}
-}
-
-// maxShared is the number of maps from which on those that were made are forgotten.
-const maxShared = 1024
-
-// sharedMaps makes equal maps once: pods of a job have the same labels, and mostly the same annotations. Two small maps for each pod
-// would be more than the rest of what is kept. Objects of a cache are not changed, so the maps are not either.
-type sharedMaps struct {
-	mu   sync.Mutex
-	made map[string]map[string]string
-}
-
-// keep returns those of the values that have one of the keys.
-func (s *sharedMaps) keep(values map[string]string, keys ...string) map[string]string {
-	var content strings.Builder
-	found := 0
-	for _, key := range keys {
-		value, has := values[key]
-		if has {
-			found++
-		}
-		fmt.Fprintf(&content, "%t %q ", has, value)
-	}
-	if found == 0 {
-		return nil
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if made := s.made[content.String()]; made != nil {
-		return made
-	}
-	kept := make(map[string]string, found)
-	for _, key := range keys {
-		if value, has := values[key]; has {
-			kept[key] = strings.Clone(value)
-		}
-	}
-	if len(s.made) >= maxShared {
-		clear(s.made)
-	}
-	s.made[content.String()] = kept
-	return kept
 }
 
 // SetupWithManager starts the controller with the manager. It watches metadata only.

@@ -2,11 +2,13 @@ package injectionevents
 
 import (
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -18,6 +20,7 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/inject"
+	"evenkeel.dev/evenkeel/operator/internal/kube/slim/slimtest"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
@@ -140,24 +143,28 @@ func TestInjectionEventsNodesAvoided(t *testing.T) {
 	}
 }
 
-// TestSlimPodsKeepWhatIsRead: the pods in memory have what tells their job and what the plugin reported.
-func TestSlimPodsKeepWhatIsRead(t *testing.T) {
-	pod := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
-		Name: "p", Labels: map[string]string{evenkeel.ProfileKey: "default", "a": "b"}, Annotations: map[string]string{evenkeel.PluginStatusKey: "NotReported", "a": "b"},
-	}}
-	for _, key := range workload.JobLabels() {
-		pod.Labels[key] = "of-a-set"
+// A hundred thousand pods are kept in memory, and what is not read of them is not kept. To read more of them means to add it here.
+func TestPodsInMemoryHaveTheseFieldsOnly(t *testing.T) {
+	whole := &metav1.PartialObjectMetadata{}
+	slimtest.Fill(whole)
+	whole.Labels = slimtest.Texts(append(workload.JobLabels(), evenkeel.ProfileKey)...)
+	whole.Annotations = slimtest.Texts(evenkeel.InjectedKey, evenkeel.SkippedKey, evenkeel.RDMAUnusedKey, evenkeel.PluginStatusKey)
+	if all := slimtest.Fields(whole); !slices.Contains(all, "ManagedFields[].Manager") {
+		t.Fatalf("fields are not set: %q", all)
 	}
-	slimmed, err := slimmer()(pod.DeepCopy())
+	got, err := slimmer()(whole.DeepCopy())
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := slimmed.(*metav1.PartialObjectMetadata)
-	if want, is := workload.JobOf(pod), workload.JobOf(got); is != want || want.Kind != "JobSet" {
-		t.Errorf("the job is %+v, want %+v", is, want)
+	if diff := cmp.Diff([]string{
+		"APIVersion", "Annotations[evenkeel.dev/injected]", "Annotations[evenkeel.dev/plugin-status]", "Annotations[evenkeel.dev/rdma-unused]", "Annotations[evenkeel.dev/skipped]",
+		"CreationTimestamp", "DeletionTimestamp", "Kind", "Labels[evenkeel.dev/profile]", "Labels[jobset.sigs.k8s.io/jobset-name]", "Labels[jobset.sigs.k8s.io/jobset-uid]", "Name", "Namespace",
+		"OwnerReferences[].APIVersion", "OwnerReferences[].Controller", "OwnerReferences[].Kind", "OwnerReferences[].Name", "OwnerReferences[].UID", "ResourceVersion", "UID",
+	}, slimtest.Fields(got)); diff != "" {
+		t.Errorf("fields that are kept (-want +got):\n%s", diff)
 	}
-	if got.Annotations[evenkeel.PluginStatusKey] != "NotReported" || got.Annotations["a"] != "" || got.Labels["a"] != "" {
-		t.Errorf("labels %v, annotations %v", got.Labels, got.Annotations)
+	if want, is := workload.JobOf(whole), workload.JobOf(got.(*metav1.PartialObjectMetadata)); is != want || want.Kind != "JobSet" {
+		t.Errorf("the job is %+v, want %+v", is, want)
 	}
 }
 
@@ -191,13 +198,13 @@ func TestInjectionEventsShareLabelsOfPods(t *testing.T) {
 	}
 	same := func(a, b map[string]string) bool { return reflect.ValueOf(a).Pointer() == reflect.ValueOf(b).Pointer() }
 	a, b := kept("a", map[string]string{evenkeel.InjectedKey: "abc"}), kept("b", map[string]string{evenkeel.InjectedKey: "abc", "else": "1"})
-	if !same(a.Labels, b.Labels) || !same(a.Annotations, b.Annotations) || b.Annotations[evenkeel.InjectedKey] != "abc" || len(b.Annotations) != 1 {
+	if !same(a.Labels, b.Labels) || !same(a.Annotations, b.Annotations) || &a.OwnerReferences[0] != &b.OwnerReferences[0] || b.Annotations[evenkeel.InjectedKey] != "abc" || len(b.Annotations) != 1 {
 		t.Errorf("%v and %v are kept twice", a.ObjectMeta, b.ObjectMeta)
 	}
 	if c := kept("c", map[string]string{evenkeel.InjectedKey: "", evenkeel.SkippedKey: "abc"}); same(a.Annotations, c.Annotations) || c.Annotations[evenkeel.SkippedKey] != "abc" {
 		t.Errorf("%v is kept as %v", c.Annotations, a.Annotations)
 	}
-	for i := range 2 * maxShared {
+	for i := range 10_000 { // more than are remembered
 		if v := strconv.Itoa(i); kept("d", map[string]string{evenkeel.InjectedKey: v}).Annotations[evenkeel.InjectedKey] != v {
 			t.Fatalf("%s is kept as something else", v)
 		}

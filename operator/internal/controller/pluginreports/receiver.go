@@ -36,7 +36,6 @@ const (
 	// refusedFor is how long reports for a pod are ignored after one that did not come from it, at most maxRefused of them.
 	refusedFor = 5 * time.Second
 	maxRefused = 4096
-	uidIndex   = "metadata.uid"
 )
 
 // Receiver listens for the plugin's reports. Every replica of the controller does. A report names a pod, and counts only if it
@@ -47,6 +46,7 @@ type Receiver struct {
 	Clock   clock.PassiveClock
 
 	pods   client.Reader
+	names  *podNames
 	writer client.Writer
 	queue  chan report
 
@@ -70,17 +70,19 @@ func (r *Receiver) SetupWithManager(mgr manager.Manager) error {
 	if err != nil {
 		return fmt.Errorf("client: %w", err)
 	}
-	if err := mgr.GetFieldIndexer().IndexField(context.Background(), podMetadata(), uidIndex, func(pod client.Object) []string {
-		return []string{string(pod.GetUID())}
-	}); err != nil {
-		return fmt.Errorf("index pods by UID: %w", err)
+	informer, err := mgr.GetCache().GetInformer(context.Background(), podMetadata())
+	if err != nil {
+		return fmt.Errorf("watch pods: %w", err)
 	}
 	r.prepare(mgr.GetClient(), writer)
+	if _, err := informer.AddEventHandler(r.names); err != nil {
+		return fmt.Errorf("names of pods: %w", err)
+	}
 	return mgr.Add(r)
 }
 
 func (r *Receiver) prepare(pods client.Reader, writer client.Writer) {
-	r.pods, r.writer, r.queue = pods, writer, make(chan report, maxWaiting)
+	r.pods, r.names, r.writer, r.queue = pods, newPodNames(), writer, make(chan report, maxWaiting)
 	r.waiting, r.refused = map[types.UID]bool{}, map[types.UID]time.Time{}
 }
 
@@ -134,12 +136,10 @@ func (r *Receiver) receive(ctx context.Context, datagram []byte, from netip.Addr
 	if err != nil {
 		return false
 	}
-	list := &metav1.PartialObjectMetadataList{}
-	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
-	if err := r.pods.List(ctx, list, client.MatchingFields{uidIndex: uid}); err != nil || len(list.Items) != 1 {
+	pod := podMetadata()
+	if name, known := r.names.of(types.UID(uid)); !known || r.pods.Get(ctx, name, pod) != nil || string(pod.UID) != uid {
 		return false // unknown yet, or not at all
 	}
-	pod := &list.Items[0]
 	before, expected := pluginstatus.Of(pod)
 	switch {
 	case !expected:

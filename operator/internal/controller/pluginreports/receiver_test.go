@@ -10,42 +10,47 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// podsByUID is an index of pods, as the cache has it.
-type podsByUID map[string]metav1.PartialObjectMetadata
+// pods are those of the cache, by their names.
+type pods map[string]*metav1.PartialObjectMetadata
 
-func (podsByUID) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+func (p pods) Get(_ context.Context, key client.ObjectKey, object client.Object, _ ...client.GetOption) error {
+	pod, ok := p[key.Name]
+	if !ok {
+		return errors.New("no such pod")
+	}
+	pod.DeepCopyInto(object.(*metav1.PartialObjectMetadata))
+	return nil
+}
+
+func (pods) List(context.Context, client.ObjectList, ...client.ListOption) error {
 	return errors.New("not asked")
 }
 
-func (p podsByUID) List(_ context.Context, list client.ObjectList, options ...client.ListOption) error {
-	var all client.ListOptions
-	all.ApplyOptions(options)
-	uid, _ := all.FieldSelector.RequiresExactMatch(uidIndex)
-	if pod, ok := p[uid]; ok {
-		list.(*metav1.PartialObjectMetadataList).Items = []metav1.PartialObjectMetadata{pod}
-	}
-	return nil
+func silentPod(name, uid string) *metav1.PartialObjectMetadata {
+	return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "n", Name: name, UID: types.UID(uid), Annotations: map[string]string{evenkeel.PluginStatusKey: evenkeel.PluginNotReported},
+	}}
 }
 
 // TestPluginReportsFlood sends more than can be written: the queue stays bounded, and processes repeat what was dropped.
 func TestPluginReportsFlood(t *testing.T) {
-	const pods = maxWaiting + 100
-	cluster := podsByUID{}
-	for i := range pods {
-		uid := fmt.Sprint("uid-", i)
-		cluster[uid] = metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
-			Namespace: "n", Name: fmt.Sprint("p", i), UID: types.UID(uid), Annotations: map[string]string{evenkeel.PluginStatusKey: evenkeel.PluginNotReported},
-		}}
-	}
+	const count = maxWaiting + 100
+	cluster := pods{}
 	now := clocktesting.NewFakePassiveClock(time.Now())
 	r := &Receiver{Clock: now}
 	r.prepare(cluster, nil)
+	for i := range count {
+		pod := silentPod(fmt.Sprint("p", i), fmt.Sprint("uid-", i))
+		cluster[pod.Name] = pod
+		r.names.OnAdd(pod, true)
+	}
 	from := netip.MustParseAddrPort("10.0.0.1:5")
 	send := func(i int) bool {
 		return r.receive(t.Context(), fmt.Appendf(nil, "evenkeel-report 1\nuid-%d\nLoaded\nx\n", i), from)
@@ -58,10 +63,46 @@ func TestPluginReportsFlood(t *testing.T) {
 	if len(r.queue) != 10 {
 		t.Errorf("%d reports wait, want one for each of 10 pods", len(r.queue))
 	}
-	for i := range pods {
+	for i := range count {
 		send(i)
 	}
 	if len(r.queue) != maxWaiting || len(r.waiting) != maxWaiting {
 		t.Errorf("%d wait, and %d are known to", len(r.queue), len(r.waiting))
+	}
+}
+
+// A report names its pod by the UID. What is known of it follows the pods that come, change and go, under a name used again too.
+func TestPluginReportsFindPodByUID(t *testing.T) {
+	before, after := silentPod("worker-0", "uid-1"), silentPod("worker-0", "uid-2")
+	cluster := pods{}
+	r := &Receiver{Clock: clocktesting.NewFakePassiveClock(time.Now())}
+	r.prepare(cluster, nil)
+	taken := func(uid string) bool {
+		waiting := len(r.queue)
+		r.receive(t.Context(), fmt.Appendf(nil, "evenkeel-report 1\n%s\nLoaded\nx\n", uid), netip.MustParseAddrPort("10.0.0.1:5"))
+		return len(r.queue) > waiting
+	}
+	if taken("uid-1") {
+		t.Error("a pod that does not exist has reported")
+	}
+	cluster["worker-0"] = before
+	r.names.OnAdd(before, false)
+	if !taken("uid-1") || taken("uid-2") {
+		t.Error("the pod cannot report, or another can")
+	}
+	r.names.OnDelete(cache.DeletedFinalStateUnknown{Key: "n/worker-0", Obj: before})
+	cluster["worker-0"] = after
+	if delete(r.waiting, before.UID); taken("uid-1") {
+		t.Error("a pod that is gone has reported")
+	}
+	r.names.OnAdd(after, false)
+	changed := after.DeepCopy()
+	r.names.OnUpdate(after, changed)
+	if !taken("uid-2") {
+		t.Error("the next pod of that name cannot report")
+	}
+	r.names.OnDelete(changed)
+	if len(r.names.named) != 0 {
+		t.Errorf("%v are known, and no pods are there", r.names.named)
 	}
 }

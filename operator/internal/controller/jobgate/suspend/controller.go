@@ -60,6 +60,7 @@ func GatedSelector() labels.Selector {
 // SetupWithManager starts the controller with the manager.
 func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	c.start(mgr.GetAPIReader())
+	c.Transform = slimmer()
 	watcher, err := c.NewController(mgr, "jobgate-suspend", workload.Suspendable(), GatedSelector(), c.reconcileAll)
 	if err != nil {
 		return err
