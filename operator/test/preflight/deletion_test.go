@@ -11,14 +11,17 @@ import (
 	"testing"
 	"time"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	realclock "k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
 	"evenkeel.dev/evenkeel/operator/internal/uninstall"
@@ -32,6 +35,7 @@ type held struct {
 	calendar *clock
 	fleet    *fleet
 	stop     func()
+	running  bool // a controller
 
 	job      *unstructured.Unstructured
 	pods     []*corev1.Pod
@@ -66,13 +70,14 @@ func newHeld(t *testing.T, name string) *held {
 
 func (h *held) start(t *testing.T) {
 	t.Helper()
-	h.stop = start(t, h.fleet, &clock{}, h.calendar)
+	h.stop, h.running = start(t, h.fleet, &clock{}, h.calendar), true
 }
 
 // end ends the controller. Then Kueue takes the quota back from a workload that is to retry, and reserves it again.
 func (h *held) end(t *testing.T) {
 	t.Helper()
 	h.stop()
+	h.running = false
 	if h.retried {
 		evict(t, h.workload, h.name, true, h.calendar.Now())
 	}
@@ -84,6 +89,86 @@ func (h *held) isOpen(t *testing.T) {
 	isState(t, h.job, started)
 	areOpen(t, h.pods)
 	isAnswered(t, h.workload, h.name, "Ready", "")
+}
+
+// isOpenInTime waits until everything has started, although nothing is proven, as the time is up.
+func (h *held) isOpenInTime(t *testing.T) {
+	t.Helper()
+	if !h.retried {
+		h.isOpen(t)
+		return
+	}
+	// The workload has hosts that failed, and others may be chosen for it: that takes some attempts.
+	isState(t, h.job, started)
+	areOpen(t, h.pods)
+	for attempt := 2; attempt <= 5; attempt++ {
+		isAnswered(t, h.workload, h.name, "Retry", fmt.Sprintf("(attempt %d)", attempt))
+		evict(t, h.workload, h.name, true, h.calendar.Now())
+	}
+	isAnswered(t, h.workload, h.name, "Ready", "starts although")
+}
+
+// outlivesHooks lets the time of everything run out, while the controller that runs goes on.
+func (h *held) outlivesHooks(t *testing.T) {
+	t.Helper()
+	h.calendar.advance(gateTimeout)
+	if !h.running {
+		h.start(t)
+	}
+	if h.retried {
+		evict(t, h.workload, h.name, true, h.calendar.Now())
+	}
+	trigger(t, h.job)
+	trigger(t, h.workload)
+	h.isOpenInTime(t)
+	// What started can be changed.
+	for _, object := range []client.Object{h.job, h.pods[0], h.workload} {
+		trigger(t, object)
+	}
+}
+
+// installHooks creates the webhook configuration of the chart, which nobody answers, and returns what deletes it. Both return when
+// the API server has taken notice.
+func installHooks(t *testing.T) (remove func()) {
+	t.Helper()
+	root, err := toolbox.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := apiserver.Chart(root, namespace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var hooks *unstructured.Unstructured
+	for _, object := range objects {
+		if object.GetKind() == "MutatingWebhookConfiguration" {
+			hooks = object
+		}
+	}
+	noticed := func(refuses bool) {
+		t.Helper()
+		err := wait.PollUntilContextTimeout(context.Background(), 20*time.Millisecond, waitTimeout, true, func(ctx context.Context) (bool, error) {
+			job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: "hooked", Annotations: map[string]string{evenkeel.ProfileKey: "default"}}}
+			job.Spec.Template.Spec = corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "main", Image: "registry.example.com/train:1"}}}
+			err := admin.Create(ctx, job, client.DryRunAll)
+			return (err != nil && strings.Contains(err.Error(), "failed calling webhook")) == refuses, nil
+		})
+		if err != nil {
+			t.Errorf("waited in vain until annotated jobs are refused: %t", refuses)
+		}
+	}
+	remove = func() {
+		if err := admin.Delete(context.Background(), hooks); client.IgnoreNotFound(err) != nil {
+			t.Error(err)
+		}
+		noticed(false)
+	}
+	if err := admin.Create(t.Context(), hooks); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	noticed(true)
+	return remove
 }
 
 // as does what follows the end of the last controller, with the permissions of an account.
@@ -138,18 +223,16 @@ func TestHeldJobsOutliveDeletions(t *testing.T) {
 			h.end(t)
 			h.calendar.advance(gateTimeout)
 			h.start(t)
-			if !strings.HasSuffix(h.name, "failed-controller") {
-				h.isOpen(t)
-				return
-			}
-			// The workload has hosts that failed, and others may be chosen for it: that takes some attempts.
-			isState(t, h.job, started)
-			areOpen(t, h.pods)
-			for attempt := 2; attempt <= 5; attempt++ {
-				isAnswered(t, h.workload, h.name, "Retry", fmt.Sprintf("(attempt %d)", attempt))
-				evict(t, h.workload, h.name, true, h.calendar.Now())
-			}
-			isAnswered(t, h.workload, h.name, "Ready", "starts although")
+			h.isOpenInTime(t)
+		}},
+		{"webhook", func(t *testing.T, h *held) {
+			installHooks(t)
+			h.outlivesHooks(t)
+		}},
+		{"webhook configuration", func(t *testing.T, h *held) {
+			remove := installHooks(t)
+			remove()
+			h.outlivesHooks(t)
 		}},
 		{"chart", func(t *testing.T, h *held) {
 			h.end(t)
