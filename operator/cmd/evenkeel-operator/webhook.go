@@ -133,7 +133,7 @@ func (w *webhookRole) run(ctx context.Context) error {
 	if err := mgr.Add(reports); err != nil {
 		return fmt.Errorf("address of reports: %w", err)
 	}
-	mgr.GetWebhookServer().Register("/mutate-pod", admission.Pods(mgr.GetScheme(), reports.get))
+	mgr.GetWebhookServer().Register("/mutate-pod", admission.Pods(mgr.GetScheme(), mgr.GetAPIReader(), reports.get))
 	mgr.GetWebhookServer().Register("/mutate-annotated-pod", admission.AnnotatedPods(mgr.GetScheme(), mgr.GetClient(), mgr.GetAPIReader(), reports.get))
 	return serve(ctx, mgr, checks)
 }

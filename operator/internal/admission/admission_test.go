@@ -459,7 +459,7 @@ func TestPodWebhook(t *testing.T) {
 		}
 		return admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{Operation: admissionv1.Create, Object: runtime.RawExtension{Raw: text}}}
 	}
-	handler := Pods(newScheme(t), func() string { return "10.96.0.7:9640" }).Handler
+	handler := Pods(newScheme(t), nil, func() string { return "10.96.0.7:9640" }).Handler
 	if response := handler.Handle(t.Context(), pod(good)); !response.Allowed || len(response.Patches) == 0 {
 		t.Errorf("a pod with all annotations: %+v", response)
 	}

@@ -92,7 +92,7 @@ func (a *annotatedPodInjector) Default(ctx context.Context, pod *corev1.Pod) err
 	if gated && pod.Spec.NodeName == "" {
 		pod.Labels[evenkeel.GatedKey] = evenkeel.GatedValue
 	}
-	return podInjector{a.reports}.Default(ctx, pod)
+	return injectPod(pod, a.reports())
 }
 
 // resolve returns the profile for pods of the owner.

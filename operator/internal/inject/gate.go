@@ -19,4 +19,10 @@ func addGate(pod *corev1.Pod) {
 	}
 }
 
+// RemoveGate removes the label from the pod, and the scheduling gate that an earlier call may have added.
+func RemoveGate(pod *corev1.Pod) {
+	delete(pod.Labels, evenkeel.GatedKey)
+	pod.Spec.SchedulingGates = slices.DeleteFunc(pod.Spec.SchedulingGates, isOurGate)
+}
+
 func isOurGate(g corev1.PodSchedulingGate) bool { return g.Name == evenkeel.SchedulingGate }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -77,23 +78,47 @@ func isOpenForLaterPods(t *testing.T, job *unstructured.Unstructured, policy *ev
 	}
 	onTimeout(evenkeel.GateWait)
 	defer onTimeout(evenkeel.GateStart)
-	another := func(pod *corev1.Pod, change func(*corev1.Pod)) *corev1.Pod {
+	gated := map[string]string{evenkeel.GatedKey: evenkeel.GatedValue}
+	another := func(pod *corev1.Pod, labels map[string]string, change func(*corev1.Pod)) *corev1.Pod {
 		later := pod.DeepCopy()
 		later.ObjectMeta = metav1.ObjectMeta{
-			Namespace: pod.Namespace, GenerateName: "later-", OwnerReferences: pod.OwnerReferences, Annotations: maps.Clone(pod.Annotations),
-			Labels: map[string]string{evenkeel.ProfileKey: pod.Labels[evenkeel.ProfileKey], evenkeel.GatedKey: evenkeel.GatedValue},
+			Namespace: pod.Namespace, GenerateName: "later-", OwnerReferences: slices.Clone(pod.OwnerReferences), Annotations: maps.Clone(pod.Annotations), Labels: maps.Clone(gated),
 		}
+		maps.Copy(later.Labels, labels)
 		if change != nil {
 			change(later)
 		}
-		if createPod(t, later); len(later.Spec.SchedulingGates) != 1 {
-			t.Fatalf("the pod is not gated: %+v", later)
-		}
-		return later
+		return createPod(t, later)
 	}
-	other := another(pods[0], func(p *corev1.Pod) { p.Annotations[evenkeel.TemplateKey] = "spec.another.template" })
+	injected := map[string]string{evenkeel.ProfileKey: pods[0].Labels[evenkeel.ProfileKey]}
+	ofController := func(kind *unstructured.Unstructured) func(*corev1.Pod) {
+		if kind.GetKind() != "LeaderWorkerSet" {
+			return nil
+		}
+		return func(p *corev1.Pod) { // as its StatefulSets make them
+			p.OwnerReferences[0].APIVersion, p.OwnerReferences[0].Kind = "apps/v1", "StatefulSet"
+			p.Labels["leaderworkerset.sigs.k8s.io/name"] = kind.GetName()
+		}
+	}
+	// Nobody opens gates while the controller is away.
+	if err := install.controller.stop(); err != nil {
+		t.Fatal(err)
+	}
+	install.controller = nil
 	for _, pod := range pods {
-		later := another(pod, nil)
+		later := another(pod, injected, ofController(job))
+		if len(later.Spec.SchedulingGates) != 0 || later.Labels[evenkeel.GatedKey] != "" || later.Annotations[evenkeel.InjectedKey] == "" {
+			t.Errorf("without a controller, a later pod of %s waits: %+v", pod.Annotations[evenkeel.TemplateKey], later)
+		}
+	}
+	other := another(pods[0], injected, func(p *corev1.Pod) { p.Annotations[evenkeel.TemplateKey] = "spec.another.template" })
+	var err error
+	if install.controller, err = install.startController(); err != nil {
+		t.Fatal(err)
+	}
+	for _, pod := range pods {
+		// As if the webhook had not found out: it is not called for this one.
+		later := another(pod, nil, func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: evenkeel.SchedulingGate}} })
 		eventually(t, "a later pod of "+pod.Annotations[evenkeel.TemplateKey]+" may be scheduled", func(ctx context.Context) (bool, error) {
 			err := admin.Get(ctx, client.ObjectKeyFromObject(later), later)
 			return len(later.Spec.SchedulingGates) == 0, err

@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
@@ -24,11 +23,11 @@ import (
 // readGang reads what of the gang's gate has been opened, by an earlier process maybe, or before its other pods had gone.
 func (c *Reconciler) readGang(ctx context.Context, waiting jobgate.Gang) (*gang, error) {
 	g := &gang{about: waiting.Job, alone: waiting.Alone()}
-	job, err := c.jobOf(ctx, waiting.Pods[0])
+	job, err := workload.ReadJob(ctx, c.live, waiting.Pods[0].Namespace, waiting.Pods[0])
 	if err != nil {
 		return nil, err
 	}
-	g.opened = openedTemplates(job)
+	g.opened = workload.OpenedTemplates(job)
 	if job != nil {
 		g.about.UID = job.UID
 	}
@@ -79,11 +78,11 @@ func (c *Reconciler) recordOpened(ctx context.Context, g *gang, pods []*corev1.P
 	if len(paths) == 0 {
 		return nil
 	}
-	job, err := c.jobOf(ctx, pods[0])
+	job, err := workload.ReadJob(ctx, c.live, pods[0].Namespace, pods[0])
 	if err != nil || job == nil {
 		return err
 	}
-	opened := openedTemplates(job)
+	opened := workload.OpenedTemplates(job)
 	before := len(opened)
 	for _, path := range paths {
 		if !slices.Contains(opened, path) {
@@ -106,28 +105,4 @@ func (c *Reconciler) recordOpened(ctx context.Context, g *gang, pods []*corev1.P
 	}
 	g.opened = opened
 	return nil
-}
-
-// jobOf reads the job that made the pod; nil: it is gone, or none that Evenkeel knows.
-func (c *Reconciler) jobOf(ctx context.Context, pod *corev1.Pod) (*metav1.PartialObjectMetadata, error) {
-	kind, name, ok := workload.OfPod(pod)
-	if !ok {
-		return nil, nil
-	}
-	job := &metav1.PartialObjectMetadata{}
-	job.SetGroupVersionKind(kind)
-	switch err := c.live.Get(ctx, client.ObjectKey{Namespace: pod.Namespace, Name: name}, job); {
-	case apierrors.IsNotFound(err), meta.IsNoMatchError(err):
-		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("read %s %s/%s: %w", kind.Kind, pod.Namespace, name, err)
-	}
-	return job, nil
-}
-
-func openedTemplates(job *metav1.PartialObjectMetadata) []string {
-	if job == nil || job.Annotations[evenkeel.OpenedTemplatesKey] == "" {
-		return nil
-	}
-	return strings.Split(job.Annotations[evenkeel.OpenedTemplatesKey], ",")
 }
