@@ -19,12 +19,6 @@ type fault struct {
 
 func (f *fault) end() time.Duration { return f.start + f.length }
 
-// A point of a trace is the number of bytes that had arrived at a time.
-type point struct {
-	At    time.Duration // since the first byte
-	Bytes uint64
-}
-
 const (
 	traceStep = 50 * time.Millisecond
 	// startBytes is the traffic after which a run counts as started: more than what a driver sends first.
@@ -42,59 +36,20 @@ func (f *fault) inject(ctx context.Context, lab *netns.Lab) (trace []point, err 
 			err = errors.Join(err, lab.SetState(context.WithoutCancel(ctx), link, netns.LinkUp))
 		}
 	}()
-	first, err := lab.Sent()
-	if err != nil {
-		return nil, err
-	}
-	previous := first
-	tick := time.NewTicker(traceStep)
-	defer tick.Stop()
-	var start time.Time
-	for {
-		select {
-		case <-ctx.Done():
-			return trace, nil
-		case <-tick.C:
-		}
-		now, err := lab.Sent()
-		if err != nil {
-			return nil, err
-		}
-		moved, _ := increase(first, now)
-		if start.IsZero() {
-			if moved < startBytes {
-				continue
-			}
-			start = time.Now()
-		}
-		at := time.Since(start)
-		trace = append(trace, point{At: at, Bytes: moved})
+	return traceLinks(ctx, lab, traceStep, startBytes, func(at time.Duration, before, now []uint64) error {
 		want := netns.LinkUp
 		if at >= f.start && at < f.end() {
 			want = netns.LinkSilent
 		}
-		if want != state {
-			if link < 0 {
-				_, link = increase(previous, now)
-			}
-			if err := lab.SetState(context.WithoutCancel(ctx), link, want); err != nil {
-				return nil, err
-			}
-			state = want
+		if want == state {
+			return nil
 		}
-		previous = now
-	}
-}
-
-// increase is the traffic of all links between two counts, and the link that carried the most.
-func increase(from, to []uint64) (sum uint64, busiest int) {
-	for link := range to {
-		sum += to[link] - from[link]
-		if to[link]-from[link] > to[busiest]-from[busiest] {
-			busiest = link
+		if link < 0 {
+			_, link = increase(before, now)
 		}
-	}
-	return sum, busiest
+		state = want
+		return lab.SetState(context.WithoutCancel(ctx), link, want)
+	})
 }
 
 // rate is the mean rate during the fault, in GB/s, less the time allowed for recovery.
@@ -126,25 +81,4 @@ func (f *fault) summary(trace []point) string {
 		return fmt.Sprintf("(%.3f before) never recovered", before)
 	}
 	return fmt.Sprintf("(%.3f before) recovered after %.2f s", before, after.Seconds())
-}
-
-// meanRate is the rate between two times of a trace, in GB/s.
-func meanRate(trace []point, from, to time.Duration) float64 {
-	var first, last *point
-	for i := range trace {
-		if trace[i].At < from {
-			continue
-		}
-		if trace[i].At > to {
-			break
-		}
-		if first == nil {
-			first = &trace[i]
-		}
-		last = &trace[i]
-	}
-	if first == nil || last.At == first.At {
-		return 0
-	}
-	return float64(last.Bytes-first.Bytes) / (last.At - first.At).Seconds() / 1e9
 }

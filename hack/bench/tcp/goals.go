@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 
 	"evenkeel.dev/evenkeel/hack/bench/internal/page"
 	"evenkeel.dev/evenkeel/hack/bench/internal/stats"
@@ -12,6 +13,7 @@ type goalResult struct {
 	of                        quantity
 	reference, measured, goal string // as they are printed; empty where there is none
 	reached                   string // yes, no or unknown
+	limit                     string // what is known of why it is missed
 }
 
 // unknown is the answer where the plugin was not measured.
@@ -22,7 +24,7 @@ func (r caseResult) goalResults() []goalResult {
 	ours, measured := r.series(ourName)
 	var all []goalResult
 	for _, g := range r.testCase.goals {
-		v := goalResult{of: g.of, goal: g.of.format(g.figure), reached: unknown}
+		v := goalResult{of: g.of, goal: g.of.format(g.figure), reached: unknown, limit: g.limit}
 		want := g.figure
 		if reference, ok := r.reference(g.of); ok {
 			v.reference = g.of.format(reference.value(g.of))
@@ -72,6 +74,11 @@ func (q quantity) format(value float64) string {
 		return fmt.Sprintf("%.2f s", value)
 	case roundTrip:
 		return fmt.Sprintf("%.1f us", value*1e6)
+	case riseTime:
+		if math.IsInf(value, 1) {
+			return "never"
+		}
+		return fmt.Sprintf("%.2f s", value)
 	case idleUse:
 		return fmt.Sprintf("%.2f %%", value*100)
 	case maxThreads:

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"evenkeel.dev/evenkeel/hack/bench/internal/machine"
 	"evenkeel.dev/evenkeel/hack/bench/internal/page"
@@ -39,6 +41,8 @@ type outcome struct {
 	Own     float64 // share of all processors' time that the two programs used
 	Busy    float64 // and that all programs used
 	Trace   []point // of a fault
+	// Rise is how long a cold run takes to reach the wire limit, see rise; zero if it never does.
+	Rise    time.Duration
 	Idle    float64 // share of one processor that idle connections use, on the worse side
 	Threads int     // of the plugin, on the side that has more
 	Failure string
@@ -48,6 +52,8 @@ type outcome struct {
 type contender interface {
 	// name is for tables.
 	name() string
+	// prepare does what is not part of the runs.
+	prepare(ctx context.Context, lab *netns.Lab, c benchCase) error
 	// run sends messages for about as long as the case says.
 	run(ctx context.Context, lab *netns.Lab, c benchCase) (outcome, error)
 }
@@ -177,30 +183,44 @@ func (b *bench) runOnce(ctx context.Context, lab *netns.Lab, c benchCase, conten
 	limit := proc.Timeout + 10*c.length
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not done within %s", limit))
 	defer cancel()
-	before := machine.ReadCPUTime()
-	var trace []point
-	var faultErr error
-	var injecting sync.WaitGroup
-	injection, stop := context.WithCancel(ctx)
-	if c.fault != nil {
-		injecting.Go(func() { trace, faultErr = c.fault.inject(injection, lab) })
-	}
-	got, err := contender.run(ctx, lab, c)
-	stop()
-	injecting.Wait()
-	got.Busy = before.BusySince()
-	if err = errors.Join(err, faultErr); err != nil {
+	got, err := traced(ctx, lab, c, contender)
+	if err != nil {
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause // the other errors follow from it
 		}
 		got.Failure = strings.ReplaceAll(err.Error(), "\n", "; ")
-		return got
-	}
-	if c.fault != nil {
-		got.Trace = trace
-		got.Rate = c.fault.rate(trace)
 	}
 	return got
+}
+
+// traced is one run, with a trace where the case needs one.
+func traced(ctx context.Context, lab *netns.Lab, c benchCase, contender contender) (outcome, error) {
+	if err := contender.prepare(ctx, lab, c); err != nil {
+		return outcome{}, err
+	}
+	before := machine.ReadCPUTime()
+	var trace []point
+	var traceErr error
+	var tracing sync.WaitGroup
+	during, stop := context.WithCancel(ctx)
+	switch {
+	case c.fault != nil:
+		tracing.Go(func() { trace, traceErr = c.fault.inject(during, lab) })
+	case c.cold:
+		nothing := func(time.Duration, []uint64, []uint64) error { return nil }
+		tracing.Go(func() { trace, traceErr = traceLinks(during, lab, riseStep, riseBytes, nothing) })
+	}
+	got, err := contender.run(ctx, lab, c)
+	stop()
+	tracing.Wait()
+	got.Busy = before.BusySince()
+	switch {
+	case c.fault != nil:
+		got.Trace, got.Rate = trace, c.fault.rate(trace)
+	case c.cold:
+		got.Rise = rise(trace, c.limit())
+	}
+	return got, errors.Join(err, traceErr)
 }
 
 // line is one line of progress.
@@ -220,7 +240,18 @@ func (o outcome) line(c benchCase) string {
 	if c.fault != nil {
 		text += "  " + c.fault.summary(o.Trace)
 	}
+	if c.cold {
+		text += "  rise time " + riseTime.format(o.rise())
+	}
 	return fmt.Sprintf("%s  processors %.0f %%, own %.0f %%", text, o.Busy*100, o.Own*100)
+}
+
+// rise is the rise time in seconds; infinite where the run never rose.
+func (o outcome) rise() float64 {
+	if o.Rise == 0 {
+		return math.Inf(1)
+	}
+	return o.Rise.Seconds()
 }
 
 // good are the runs that did not fail.
@@ -237,6 +268,8 @@ func (s series) values(q quantity) []float64 {
 			all = append(all, o.Send+o.Receive)
 		case roundTrip:
 			all = append(all, o.P50)
+		case riseTime:
+			all = append(all, o.rise())
 		case idleUse:
 			all = append(all, o.Idle)
 		case maxThreads:

@@ -110,12 +110,16 @@ func (r report) limits(b *bytes.Buffer) {
 	titles := map[string][]string{}
 	var order []string
 	for _, c := range r.cases {
-		missed := slices.ContainsFunc(c.goalResults(), func(v goalResult) bool { return v.reached == page.YesNo(false) })
-		if text := c.testCase.limits; missed && text != "" {
-			if titles[text] == nil {
-				order = append(order, text)
+		for _, v := range c.goalResults() {
+			if v.reached != page.YesNo(false) || v.limit == "" {
+				continue
 			}
-			titles[text] = append(titles[text], c.testCase.title)
+			if titles[v.limit] == nil {
+				order = append(order, v.limit)
+			}
+			if title := c.testCase.title; !slices.Contains(titles[v.limit], title) {
+				titles[v.limit] = append(titles[v.limit], title)
+			}
 		}
 	}
 	if len(order) > 0 {
@@ -168,6 +172,13 @@ func (r caseResult) details(b *bytes.Buffer) {
 		fmt.Fprintf(b, "\nThe busiest link falls silent %s after the start, for %s: it loses everything, and the routers continue to use it.\n"+
 			"The rate is the mean from %s after that until the link is back.\n", c.fault.start, c.fault.length, c.fault.recovery)
 	}
+	if c.cold {
+		fmt.Fprintf(b, "\nNothing is sent before a run. The rise time is that from the first byte on the links until the end of the first %s in which they carry %.0f %% of\n"+
+			"the wire limit. It is read from the links' counters, which count repeated bytes too.\n", riseOver, riseShare*100)
+	}
+	if c.bothWays {
+		b.WriteString("\nBoth hosts send and receive at the same time. Rates are those of both directions together.\n")
+	}
 	b.WriteString("\n")
 	of := c.quantity()
 	heading := []string{"contender", "median", "worst", "best", "spread", "CPU s/GB, sender + receiver", "processors: own share, in all"}
@@ -176,6 +187,8 @@ func (r caseResult) details(b *bytes.Buffer) {
 		heading = []string{"contender", "use of a core, median", "worst", "best", "spread", string(maxThreads)}
 	case c.pingPong:
 		heading = []string{"contender", "median round trip", "worst", "best", "spread", "processors: own share, in all"}
+	case c.cold:
+		heading = append(heading, "rise time, median (worst)")
 	}
 	table := page.Table{Heading: heading}
 	for _, s := range r.Contenders {
@@ -200,7 +213,12 @@ func (r caseResult) details(b *bytes.Buffer) {
 		if !c.pingPong {
 			cells = append(cells, fmt.Sprintf("%.2f + %.2f", stats.Median(send), stats.Median(receive)))
 		}
-		table.Add(append(cells, fmt.Sprintf("%.0f %%, %.0f %%", 100*stats.Median(own), 100*stats.Median(busy)))...)
+		cells = append(cells, fmt.Sprintf("%.0f %%, %.0f %%", 100*stats.Median(own), 100*stats.Median(busy)))
+		if c.cold {
+			times := s.values(riseTime)
+			cells = append(cells, fmt.Sprintf("%s (%s)", riseTime.format(stats.Median(times)), riseTime.format(times[len(times)-1])))
+		}
+		table.Add(cells...)
 	}
 	table.Markdown(b)
 	for _, s := range r.Contenders {

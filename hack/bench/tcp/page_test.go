@@ -190,9 +190,44 @@ func TestResultCacheAddsCasesOfThisMachine(t *testing.T) {
 func TestPageSaysWhatLimitsMissedGoals(t *testing.T) {
 	missed := result([]goal{{of: medianRate, figure: 3}}, []float64{4}, []float64{2}, 0)
 	reached := result([]goal{{of: medianRate, figure: 1}}, []float64{4}, []float64{2}, 0)
-	missed.testCase.limits, reached.testCase.limits = "the moon", "the sun"
-	text := string(report{cases: []caseResult{missed, missed, reached}}.markdown())
-	if want := "\n* a test; a test: the moon.\n"; !strings.Contains(text, want) || strings.Contains(text, "the sun") {
+	missed.testCase.goals[0].limit, reached.testCase.goals[0].limit = "the moon", "the sun"
+	other := missed
+	other.testCase.title = "another"
+	text := string(report{cases: []caseResult{missed, other, missed, reached}}.markdown())
+	if want := "\n* a test; another: the moon.\n"; !strings.Contains(text, want) || strings.Contains(text, "the sun") {
 		t.Errorf("no %q, or a limit of what was reached, in\n%s", want, text)
+	}
+}
+
+func TestPageShowsRiseTimes(t *testing.T) {
+	r := result([]goal{{of: riseTime, figure: 0.5}}, []float64{0.4}, []float64{0.35, 0.35, 0.35}, 0)
+	r.Name, r.testCase.cold, r.testCase.lab.Links = "cold", true, netns.Links(netns.Gbit)
+	for i, at := range []time.Duration{300 * time.Millisecond, 0, 600 * time.Millisecond} {
+		r.Contenders[1].Outcomes[i].Rise = at
+	}
+	text := string(report{cases: []caseResult{r}}.markdown())
+	for _, want := range []string{"| median rise time |  | never | 0.60 s | 0.50 s | no |", "| 0.60 s (never) |", "until the end of the first 250ms in which they carry 95 %"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page lacks %q:\n%s", want, text)
+		}
+	}
+}
+
+func TestDrawnLinksStayTheSame(t *testing.T) {
+	var names []string
+	for _, name := range caseNames() {
+		if strings.HasPrefix(name, "links-") {
+			names = append(names, name)
+		}
+	}
+	if want := []string{"links-670-200-50", "links-330-320-140-90", "links-620-550-370-360-330-80"}; !slices.Equal(names, want) {
+		t.Errorf("%q, want %q: results of other links are no longer comparable", names, want)
+	}
+	for count := 2; count <= 32; count++ {
+		for _, link := range drawnLinks(count) {
+			if link.Rate < 50*netns.Mbit || link.Rate > netns.Gbit {
+				t.Errorf("%d links: one of %s", count, link.Rate)
+			}
+		}
 	}
 }

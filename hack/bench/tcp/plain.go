@@ -19,6 +19,8 @@ func (p plain) name() string {
 	return fmt.Sprintf("%d plain sockets", p.flows)
 }
 
+func (p plain) prepare(context.Context, *netns.Lab, benchCase) error { return nil }
+
 func (p plain) run(ctx context.Context, lab *netns.Lab, c benchCase) (outcome, error) {
 	o := sockets.Options{Flows: p.flows, Size: c.size, Depth: c.depth, Length: c.length, PingPong: c.pingPong}
 	receiver, address, err := sockets.StartListening(ctx, lab, netns.H2, "receive", o)

@@ -27,40 +27,45 @@ type plugin struct {
 const (
 	// bootstrapPort is where the two ranks find each other, outside the network under test.
 	bootstrapPort = 29500
-	// warmup is the number of messages, on each connection, that the driver sends before those that it times.
-	warmup = 16
 	// maxMessages bounds the number of messages that it times.
 	maxMessages = 1_000_000
 )
 
 func (p *plugin) name() string { return p.label }
 
+// prepare finds out how fast the plugin is in a case, once.
+func (p *plugin) prepare(ctx context.Context, lab *netns.Lab, c benchCase) error {
+	if p.sockets != nil {
+		if err := p.sockets.prepare(ctx, lab); err != nil {
+			return err
+		}
+	}
+	if c.fault != nil {
+		p.speed[c.name] = c.limit() // so that the run is not over before the fault
+	}
+	if _, known := p.speed[c.name]; known || c.idle {
+		return nil
+	}
+	// A short trial, with a low estimate.
+	speed := 0.05
+	if limit := c.limit(); limit > 0 {
+		speed = limit / 4
+	}
+	if c.pingPong {
+		speed = float64(c.size) / 50e-6 / 1e9
+	}
+	first := c
+	first.length = time.Second
+	trial, err := p.transfer(ctx, lab, first, speed)
+	p.speed[c.name] = trial.Rate
+	return err
+}
+
 func (p *plugin) run(ctx context.Context, lab *netns.Lab, c benchCase) (outcome, error) {
 	if c.idle {
 		return p.idle(ctx, lab, c)
 	}
-	speed, known := p.speed[c.name]
-	if c.fault != nil {
-		speed, known = c.limit(), true // so that the run is not over before the fault
-	}
-	if !known {
-		// The first run is a short trial, with a low estimate.
-		speed = 0.05
-		if limit := c.limit(); limit > 0 {
-			speed = limit / 4
-		}
-		if c.pingPong {
-			speed = float64(c.size) / 50e-6 / 1e9
-		}
-		first := c
-		first.length = time.Second
-		trial, err := p.transfer(ctx, lab, first, speed)
-		if err != nil {
-			return outcome{}, err
-		}
-		speed = trial.Rate
-	}
-	got, err := p.transfer(ctx, lab, c, speed)
+	got, err := p.transfer(ctx, lab, c, p.speed[c.name])
 	if err != nil {
 		return outcome{}, err
 	}
@@ -70,12 +75,11 @@ func (p *plugin) run(ctx context.Context, lab *netns.Lab, c benchCase) (outcome,
 
 // transfer sends the number of messages that takes the case's length at that speed.
 func (p *plugin) transfer(ctx context.Context, lab *netns.Lab, c benchCase, speed float64) (outcome, error) {
-	if p.sockets != nil {
-		if err := p.sockets.prepare(ctx, lab); err != nil {
-			return outcome{}, err
-		}
+	each := c.size * c.connections
+	if c.bothWays {
+		each *= 2
 	}
-	messages := int(speed * 1e9 * c.length.Seconds() / float64(c.size*c.connections))
+	messages := int(speed * 1e9 * c.length.Seconds() / float64(each))
 	messages = min(max(messages, 4*c.depth), maxMessages)
 	receiver, err := p.start(ctx, lab, netns.H2, c, messages)
 	if err != nil {
@@ -118,7 +122,7 @@ func (p *plugin) start(ctx context.Context, lab *netns.Lab, host netns.Host, c b
 	command := []string{
 		p.driver, "net", "--json", "--rank", rank, "--world-size", "2",
 		"--master-addr", lab.ControlAddress(netns.H2).String(), "--master-port", strconv.Itoa(bootstrapPort),
-		"-b", strconv.Itoa(c.size), "-e", strconv.Itoa(c.size), "-w", strconv.Itoa(warmup), "-n", strconv.Itoa(messages),
+		"-b", strconv.Itoa(c.size), "-e", strconv.Itoa(c.size), "-w", strconv.Itoa(c.warmup()), "-n", strconv.Itoa(messages),
 	}
 	if p.sockets != nil {
 		command = append(command, p.sockets.arguments(lab)...)
@@ -128,6 +132,9 @@ func (p *plugin) start(ctx context.Context, lab *netns.Lab, host netns.Host, c b
 	command = append(command, "--driver", c.driver())
 	if c.fault != nil {
 		command = append(command, "--check-all") // retransmitted data must be right
+	}
+	if c.bothWays {
+		command = append(command, "--both-ways")
 	}
 	if c.pingPong {
 		command = append(command, "--ping-pong")

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -20,23 +21,55 @@ import (
 // OwnGoals is a note for every page with goals.
 const OwnGoals = "Goals are this project's own: \"reached: yes\" means that a figure is as good as was asked for, not that it is the best."
 
-// A Source is what a figure was measured at.
+// A Source is what a figure was measured at, and how.
 type Source struct {
-	Commit string // of the checkout, and whether it had changes
-	Day    string // such as 2026-01-31
+	Commit  string // of the checkout, and whether it had changes
+	Day     string // such as 2026-01-31
+	Command string // what measured it
 }
 
-// NewSource is the present state of the checkout: folders are those whose changes count.
+// NewSource is the present state of the checkout, and this program's command line. Folders are those whose changes count.
 func NewSource(ctx context.Context, root string, folders ...string) Source {
-	return Source{Commit: toolbox.Commit(ctx, root, folders...), Day: time.Now().UTC().Format(time.DateOnly)}
+	return Source{Commit: toolbox.Commit(ctx, root, folders...), Day: time.Now().UTC().Format(time.DateOnly), Command: command(os.Args[1:])}
 }
 
-// String is "commit C, on DAY"; the day is left out where it is not known.
-func (s Source) String() string {
-	if s.Day == "" {
-		return "commit " + s.Commit
+// command is how this program is run with these arguments. Files have only their names, as their folders are this machine's.
+func command(arguments []string) string {
+	program := "evenkeel.dev/evenkeel"
+	if info, ok := debug.ReadBuildInfo(); ok {
+		program = info.Path
 	}
-	return fmt.Sprintf("commit %s, on %s", s.Commit, s.Day)
+	words := []string{"go run", strings.Replace(program, "evenkeel.dev/evenkeel", ".", 1)}
+	for _, word := range arguments {
+		at := strings.LastIndexByte(word, '=') + 1
+		flag, value := word[:at], word[at:]
+		if strings.HasPrefix(value, "/") {
+			value = filepath.Base(value)
+		}
+		if strings.ContainsAny(value, " \t'\"`$&|;<>()*?[]{}\\#~") {
+			value = "'" + value + "'"
+		}
+		words = append(words, flag+value)
+	}
+	return strings.Join(words, " ")
+}
+
+// String is "commit C, on DAY, by `COMMAND`"; what is not known is left out.
+func (s Source) String() string {
+	text := "commit " + s.Commit
+	if s.Day != "" {
+		text += ", on " + s.Day
+	}
+	if s.Command != "" {
+		text += ", by `" + s.Command + "`"
+	}
+	return text
+}
+
+// Since is a command that shows how the folders have changed since, in a sentence.
+func (s Source) Since(folders ...string) string {
+	commit, _, _ := strings.Cut(s.Commit, ",")
+	return fmt.Sprintf("What has changed since in the code that it measures: `git log --oneline %s.. -- %s`.", commit, strings.Join(folders, " "))
 }
 
 // Outdated names the sources since which the folders have changed, up to the present commit, in a sentence. It is empty where

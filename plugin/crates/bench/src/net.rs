@@ -1,5 +1,5 @@
-//! `evenkeel-bench net`: messages from rank 1 to rank 0 through a plugin, as NCCL's proxy moves them: several
-//! connections, several requests in flight on each, only the oldest tested.
+//! `evenkeel-bench net`: messages from rank 1 to rank 0, or in both directions, through a plugin, as NCCL's proxy moves
+//! them: several connections, several requests in flight on each, only the oldest tested.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -26,17 +26,21 @@ use crate::ranks::wait::Wait;
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 Rank 1 sends, rank 0 receives. Without ranks given, both run on this machine.
-Every byte of the first messages of each size is checked, then messages are timed.
+Every byte of the first messages of each size is checked, then messages are timed. With -w 0 nothing is sent before the
+timed messages: every byte of the first of them is checked.
   time       seconds of a size's messages over their number
   bandwidth  bytes of all connections per time, GB/s (10^9)
   p50, p99   from posting a message to its completion at the sender
   CPU        seconds of all threads of both ranks, with their system calls, for each GB
+With --both-ways there are as many connections in the other direction, and both ranks send and receive at the same time: the
+bandwidth is that of both directions together.
 With --ping-pong rank 0 sends each message back before the next one comes; the times are those of whole round trips.
 
 Examples:
   evenkeel-bench net --plugin ./libnccl-net-evenkeel.so
   evenkeel-bench net --plugin ./libnccl-net-evenkeel.so --connections 512 --depth 8 -b 64K -e 64K
   evenkeel-bench net --plain-sockets 1 --connections 512 --depth 8 -b 64K -e 64K   # without a plugin
+  evenkeel-bench net --plugin ./libnccl-net-evenkeel.so --connections 8 --both-ways -b 128K -e 128K
   evenkeel-bench net --plugin ./libnccl-net-evenkeel.so --ping-pong -b 8 -e 8 -n 10000
   evenkeel-bench net --plugin ./libnccl-net-evenkeel.so --transport rdma
   Between machines, with the same two flags on both:
@@ -55,7 +59,7 @@ pub(crate) struct Options {
     /// Timed messages of each size on each connection
     #[arg(short = 'n', long = "iters", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1_000_000), value_name = "N")]
     iterations: u32,
-    /// Messages before those
+    /// Messages before those; 0: none at all, the checked ones are timed too
     #[arg(short = 'w', long = "warmup_iters", default_value_t = 8, value_name = "N")]
     warmup: u32,
     /// Connections
@@ -70,8 +74,11 @@ pub(crate) struct Options {
     /// Check every byte of the timed messages too, not only which message each is: that costs processor time
     #[arg(long)]
     check_all: bool,
+    /// Rank 0 sends too, and rank 1 receives: that many connections in each direction, all at the same time
+    #[arg(long)]
+    both_ways: bool,
     /// One message at a time, there and back
-    #[arg(long, conflicts_with_all = ["connections", "depth", "plain_sockets"])]
+    #[arg(long, conflicts_with_all = ["connections", "depth", "plain_sockets", "both_ways"])]
     ping_pong: bool,
     /// Print one JSON object instead of the table
     #[arg(long)]
@@ -82,6 +89,19 @@ pub(crate) struct Options {
     network: NetworkOptions,
     #[command(flatten)]
     plain: PlainOptions,
+}
+
+impl Options {
+    /// Every byte of this many messages is checked before any is only known by its first bytes.
+    fn first(&self) -> u32 {
+        2 * self.depth
+    }
+
+    /// What is checked of a message, of those after the first or of all where nothing is sent before.
+    fn check(&self, message: u32) -> Check {
+        let first = self.warmup == 0 && message < self.first();
+        if self.check_all || first { Check::All } else { Check::Stamp }
+    }
 }
 
 /// How a thread asks for completions. It goes round all connections, and asks for the oldest request of each.
@@ -141,7 +161,7 @@ struct Row {
     bandwidth: f64,
     p50_us: f64,
     p99_us: f64,
-    /// Seconds of processor time for each GB.
+    /// Seconds of processor time for each GB: of rank 1, and of rank 0.
     send_cpu: f64,
     receive_cpu: f64,
     /// Messages with wrong content.
@@ -153,6 +173,7 @@ struct Report {
     network: Network,
     connections: u32,
     depth: u32,
+    both_ways: bool,
     ping_pong: bool,
     rows: Vec<Row>,
 }
@@ -163,17 +184,24 @@ const SENDS: usize = 1;
 
 fn measure(options: &Options, sizes: &[u64], world: &mut World) -> Result<u64> {
     let most = sizes.iter().max().map_or(0, |size| *size as usize);
-    let (mut connections, network) = match options.plain.plain_sockets {
-        Some(_) => (connect_plain(options, world, most)?, options.plain.network()),
+    let receivers: &[usize] =
+        if options.ping_pong || options.both_ways { &[RECEIVES, SENDS] } else { &[RECEIVES] };
+    let mut connections = vec![];
+    let network = match options.plain.plain_sockets {
+        Some(_) => {
+            for receiver in receivers {
+                connections.extend(connect_plain(options, world, most, *receiver)?);
+            }
+            options.plain.network()
+        }
         None => {
             let (plugin, mut network) = options.network.open()?;
             world.all_gather(&network.name)?;
-            let mut connections = connect(options, &plugin, world, most, RECEIVES)?;
-            if options.ping_pong {
-                connections.extend(connect(options, &plugin, world, most, SENDS)?);
+            for receiver in receivers {
+                connections.extend(connect(options, &plugin, world, most, *receiver)?);
             }
             network.transport = log::transport();
-            (connections, network)
+            network
         }
     };
     let output = |error: io::Error| format!("cannot write the results: {error}");
@@ -194,9 +222,9 @@ fn measure(options: &Options, sizes: &[u64], world: &mut World) -> Result<u64> {
     world.barrier()?;
     let wrong = rows.iter().map(|row| row.wrong).sum();
     if print && options.json {
-        let Options { connections, depth, ping_pong, .. } = *options;
+        let Options { connections, depth, both_ways, ping_pong, .. } = *options;
         let depth = if ping_pong { 1 } else { depth };
-        let report = Report { network, connections, depth, ping_pong, rows };
+        let report = Report { network, connections, depth, both_ways, ping_pong, rows };
         let mut out = io::stdout().lock();
         serde_json::to_writer(&mut out, &report).map_err(|error| error.to_string())?;
         writeln!(out).map_err(output)?;
@@ -218,7 +246,8 @@ fn heading(options: &Options, network: &Network) -> io::Result<()> {
         writeln!(out, "# One message at a time, there and back")?;
     } else {
         let Options { connections, depth, .. } = options;
-        writeln!(out, "# Connections: {connections}, requests in flight on each: {depth}")?;
+        let each = if options.both_ways { " in each direction" } else { "" };
+        writeln!(out, "# Connections: {connections}{each}, requests in flight on each: {depth}")?;
     }
     writeln!(
         out,
@@ -291,8 +320,13 @@ impl Connection {
     }
 }
 
-fn connect_plain(options: &Options, world: &mut World, most: usize) -> Result<Vec<Connection>> {
-    let ends = options.plain.connect(world, options.connections as usize)?;
+fn connect_plain(
+    options: &Options,
+    world: &mut World,
+    most: usize,
+    receiver: usize,
+) -> Result<Vec<Connection>> {
+    let ends = options.plain.connect(world, options.connections as usize, receiver)?;
     let size = most.checked_mul(options.depth as usize).ok_or("the buffers are too large")?;
     ends.into_iter()
         .map(|end| Ok(Connection { end: End::Plain(end), buffer: Region::new(size)? }))
@@ -363,6 +397,9 @@ struct Run<'a> {
     size: usize,
 }
 
+/// A rank's seconds, median and 99th percentile of its messages' seconds, processor time, and number of wrong messages.
+type Mine = (f64, f64, f64, f64, u64);
+
 /// What is checked of a message.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Check {
@@ -373,27 +410,35 @@ enum Check {
 }
 
 impl Run<'_> {
-    /// What is checked of timed messages.
-    fn check(&self) -> Check {
-        if self.options.check_all { Check::All } else { Check::Stamp }
-    }
-
     fn row(&mut self) -> Result<Row> {
-        let mut latencies = vec![];
-        let mut wrong = self.stream(2 * self.options.depth, Check::All, &mut latencies)?;
-        wrong += self.stream(self.options.warmup, self.check(), &mut latencies)?;
+        let options = self.options;
+        let (mut latencies, mut wrong) = (vec![], 0);
+        if options.warmup > 0 {
+            wrong += self.stream(options.first(), |_| Check::All, &mut latencies)?;
+            wrong +=
+                self.stream(options.warmup, |message| options.check(message), &mut latencies)?;
+        }
         latencies.clear();
         latencies.reserve(self.options.iterations as usize * self.connections.len());
         self.world.barrier()?;
         let (start, cpu) = (Instant::now(), processor_time());
-        wrong += self.stream(self.options.iterations, self.check(), &mut latencies)?;
+        wrong +=
+            self.stream(options.iterations, |message| options.check(message), &mut latencies)?;
         let seconds = start.elapsed().as_secs_f64();
         let cpu = processor_time() - cpu;
         latencies.sort_by(f64::total_cmp);
-        let mine = (seconds, percentile(&latencies, 0.5), percentile(&latencies, 0.99), cpu, wrong);
+        // A receiver knows when all has arrived and what was wrong, a sender how long each message took.
+        let receives = self.connections.iter().any(|connection| connection.end.receives());
+        let mine = (
+            if receives { seconds } else { 0.0 },
+            percentile(&latencies, 0.5),
+            percentile(&latencies, 0.99),
+            cpu,
+            wrong,
+        );
         let all = self.world.all_gather(&mine)?;
-        // The receiver knows when all has arrived and what was wrong, the sender how long each message took.
-        let ((seconds, .., wrong), (_, p50, p99, ..)) = (all[RECEIVES], all[SENDS]);
+        let longest = |of: fn(&Mine) -> f64| all.iter().map(of).fold(0.0, f64::max);
+        let seconds = longest(|rank| rank.0);
         let messages = f64::from(self.options.iterations) * self.connections.len() as f64;
         let [send_cpu, receive_cpu] =
             [SENDS, RECEIVES].map(|rank| self.per_gigabyte(all[rank].3, messages));
@@ -405,11 +450,11 @@ impl Run<'_> {
             } else {
                 0.0
             },
-            p50_us: p50 * 1e6,
-            p99_us: p99 * 1e6,
+            p50_us: longest(|rank| rank.1) * 1e6,
+            p99_us: longest(|rank| rank.2) * 1e6,
             send_cpu,
             receive_cpu,
-            wrong,
+            wrong: all.iter().map(|rank| rank.4).sum(),
         })
     }
 
@@ -421,12 +466,16 @@ impl Run<'_> {
 
     /// One message at a time from rank 1 to rank 0 and back.
     fn round_trips(&mut self) -> Result<Row> {
-        let mut wrong = self.bounce(8, Check::All, &mut vec![])?;
-        wrong += self.bounce(self.options.warmup, self.check(), &mut vec![])?;
-        let mut trips = Vec::with_capacity(self.options.iterations as usize);
+        let options = self.options;
+        let mut wrong = 0;
+        if options.warmup > 0 {
+            wrong += self.bounce(options.first(), |_| Check::All, &mut vec![])?;
+            wrong += self.bounce(options.warmup, |message| options.check(message), &mut vec![])?;
+        }
+        let mut trips = Vec::with_capacity(options.iterations as usize);
         self.world.barrier()?;
         let cpu = processor_time();
-        wrong += self.bounce(self.options.iterations, self.check(), &mut trips)?;
+        wrong += self.bounce(options.iterations, |message| options.check(message), &mut trips)?;
         let cpu = processor_time() - cpu;
         let total: f64 = trips.iter().sum();
         trips.sort_by(f64::total_cmp);
@@ -449,11 +498,17 @@ impl Run<'_> {
     }
 
     /// Sends `count` messages there and back, adds each one's seconds to `trips`, and counts wrong ones.
-    fn bounce(&mut self, count: u32, check: Check, trips: &mut Vec<f64>) -> Result<u64> {
+    fn bounce(
+        &mut self,
+        count: u32,
+        check: impl Fn(u32) -> Check,
+        trips: &mut Vec<f64>,
+    ) -> Result<u64> {
         let starts = self.world.rank() == SENDS;
         let part = 0..self.size;
         let mut wrong = 0;
         for message in 0..count {
+            let check = check(message);
             let right = |bytes: &[u8]| is_filled(bytes, 0, message, check);
             if starts {
                 self.connections[0]
@@ -509,8 +564,13 @@ impl Run<'_> {
         }
     }
 
-    /// Moves `count` messages on every connection, adds each one's seconds to `latencies`, and counts wrong ones.
-    fn stream(&mut self, count: u32, check: Check, latencies: &mut Vec<f64>) -> Result<u64> {
+    /// Moves `count` messages on every connection, adds the seconds of each sent one to `latencies`, and counts wrong ones.
+    fn stream(
+        &mut self,
+        count: u32,
+        check: impl Fn(u32) -> Check,
+        latencies: &mut Vec<f64>,
+    ) -> Result<u64> {
         struct InFlight {
             request: Request,
             message: u32,
@@ -537,7 +597,7 @@ impl Run<'_> {
                     let message = posted[at];
                     let part = range(message);
                     if !connection.end.receives() {
-                        let fill = |bytes: &mut [u8]| fill(bytes, at, message, check);
+                        let fill = |bytes: &mut [u8]| fill(bytes, at, message, check(message));
                         connection.buffer.write(part.clone(), fill)?;
                     }
                     let request = connection.post(part).map_err(explain)?;
@@ -549,11 +609,12 @@ impl Run<'_> {
                 if let Some(InFlight { request, message, since }) = in_flight.front_mut()
                     && let Some(size) = connection.test(request).map_err(explain)?
                 {
-                    latencies.push(since.elapsed().as_secs_f64());
                     if connection.end.receives() {
-                        let right = |bytes: &[u8]| is_filled(bytes, at, *message, check);
+                        let right = |bytes: &[u8]| is_filled(bytes, at, *message, check(*message));
                         let right = connection.buffer.read(range(*message), right)?;
                         wrong += u64::from(size != self.size || !right);
+                    } else {
+                        latencies.push(since.elapsed().as_secs_f64());
                     }
                     in_flight.pop_front();
                     moved = true;

@@ -63,11 +63,17 @@ impl PlainOptions {
         Socket::new(domain, Type::STREAM, Some(protocol))
     }
 
-    /// Opens `count` connections from rank 1 to rank 0.
+    /// Opens `count` connections from rank 1 to rank 0, on which rank `receiver` receives messages.
     ///
     /// # Errors
     /// Says which call failed.
-    pub(crate) fn connect(&self, world: &mut World, count: usize) -> Result<Vec<PlainConnection>> {
+    pub(crate) fn connect(
+        &self,
+        world: &mut World,
+        count: usize,
+        receiver: usize,
+    ) -> Result<Vec<PlainConnection>> {
+        let sends = world.rank() != receiver;
         let each = self.plain_sockets.unwrap_or(1) as usize;
         let limit = getrlimit(Resource::Nofile);
         // As plugins do. Without it, or beyond the hard limit, the calls below say what is missing.
@@ -96,7 +102,7 @@ impl PlainOptions {
                     _ => return Err(format!("plain sockets: number {index} is unexpected")),
                 }
             }
-            Self::group(flows.into_iter().flatten().collect(), each, false)
+            Self::group(flows.into_iter().flatten().collect(), each, sends)
                 .map_err(|error| failed("configure", error))
         } else {
             let address = world.all_gather(&None::<SocketAddr>)?.swap_remove(0);
@@ -106,7 +112,7 @@ impl PlainOptions {
                 let stream = self.dial(address, index, world.timeout());
                 flows.push(stream.map_err(|error| failed("connect", error))?);
             }
-            Self::group(flows, each, true).map_err(|error| failed("configure", error))
+            Self::group(flows, each, sends).map_err(|error| failed("configure", error))
         }
     }
 

@@ -183,7 +183,7 @@ fn measure(options: &Options, world: &mut World) -> Result<()> {
     let mut listen_s = 0.0;
     let (network, mut ends) = match plugin.as_ref() {
         None => {
-            let plain = options.plain.connect(world, options.connections as usize)?;
+            let plain = options.plain.connect(world, options.connections as usize, 0)?;
             (options.plain.network(), Ends::Plain(plain))
         }
         Some((plugin, network)) => {

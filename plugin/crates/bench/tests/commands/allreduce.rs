@@ -75,14 +75,16 @@ fn allreduce_detects_corrupted_bytes() {
         .status()
         .unwrap();
     assert!(built.success());
-    for command in [
-        &["allreduce", "--spawn", "2", "-b", "64K", "-e", "64K", "-n", "1"][..],
-        &["net", "-b", "64K", "-e", "64K", "-n", "1"],
+    for (command, wrong) in [
+        (&["allreduce", "--spawn", "2", "-b", "64K", "-e", "64K", "-n", "1"][..], "wrong"),
+        (&["net", "-b", "64K", "-e", "64K", "-n", "1"], "8 messages arrived with wrong content"),
+        (&["net", "-b", "64K", "-e", "64K", "-n", "3", "-w", "0"], "3 messages"),
+        (&["net", "-b", "64K", "-e", "64K", "-n", "3", "-w", "0", "--both-ways"], "6 messages"),
     ] {
         let mut command = bench(command);
         command.env("NCCL_NET_PLUGIN", &library).env("REAL_PLUGIN", plugin());
         let ended = Running::start(command).end();
         assert_eq!(ended.status.code(), Some(1), "{ended:?}");
-        assert!(ended.err.contains("wrong"), "{ended:?}");
+        assert!(ended.err.contains(wrong), "{ended:?}");
     }
 }

@@ -95,3 +95,38 @@ fn net_plain_sockets_and_drivers() {
         );
     }
 }
+
+#[test]
+fn net_both_ways_checks_both_directions() {
+    for arguments in [&["--connections", "3"][..], &["--plain-sockets", "2", "--connections", "2"]]
+    {
+        let common = ["net", "--both-ways", "-b", "300001", "-e", "300001", "-n", "40"];
+        let mut all = common.to_vec();
+        all.extend(arguments);
+        all.extend(["--check-all", "--json"]);
+        let ended = run(&all);
+        assert!(ended.status.success(), "{ended:?}");
+        let report: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+        let row = &report["rows"][0];
+        assert_eq!((&report["both_ways"], &row["wrong"]), (&true.into(), &0.into()));
+        // The bandwidth is that of the messages of both directions.
+        let (time, bandwidth) =
+            (row["time_us"].as_f64().unwrap(), row["bandwidth"].as_f64().unwrap());
+        assert!((bandwidth * time - 300.001).abs() < 0.01, "{row}");
+        assert!(row["p99_us"].as_f64() >= row["p50_us"].as_f64(), "{row}");
+    }
+    let ended = run(&["net", "--both-ways", "--ping-pong"]);
+    assert!(!ended.status.success() && ended.err.contains("--both-ways"), "{ended:?}");
+}
+
+#[test]
+fn net_without_warmup_times_the_first_messages() {
+    for arguments in [&[][..], &["--both-ways"], &["--ping-pong"]] {
+        let mut all = vec!["net", "-w", "0", "-n", "4", "-b", "64K", "-e", "64K", "--json"];
+        all.extend(arguments);
+        let ended = run(&all);
+        assert!(ended.status.success(), "{ended:?}");
+        let report: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+        assert_eq!(report["rows"][0]["wrong"], 0);
+    }
+}
