@@ -298,6 +298,9 @@ macro_rules! functions {
             $(pub(crate) $optional: Option<unsafe extern "C" fn($($optional_argument),*) -> $optional_result>,)*
         }
 
+        #[cfg(test)]
+        const REQUIRED: &[&str] = &[$(stringify!($name)),*];
+
         impl Functions {
             fn find(library: &Library) -> Result<Self, libloading::Error> {
                 // SAFETY: the symbols are functions with these arguments in every library of this name (.so.1); the
@@ -356,7 +359,8 @@ struct Loaded {
     fork_init: c_int,
 }
 
-/// The library, loaded once in a process. Nothing else is called before `ibv_fork_init`, which has to be the first call.
+/// The library, loaded once in a process. Nothing that finds devices or registers memory is called before `ibv_fork_init`;
+/// only `ibv_is_fork_initialized` is, which asks the kernel.
 fn loaded() -> Result<&'static Loaded, Error> {
     static LOADED: OnceLock<Result<Loaded, String>> = OnceLock::new();
     let load = || {
@@ -437,9 +441,11 @@ layout! {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::CStr;
     use std::fmt::Write as _;
     use std::path::Path;
     use std::process::Command;
+    use std::{env, fs, process};
 
     use super::*;
 
@@ -507,6 +513,71 @@ mod tests {
         }
     }
 
+    /// A library in the place of rdma-core's. It notes its calls. Its kernel is as old as the environment says.
+    fn write_stub_library(folder: &Path) {
+        let mut source = r#"
+            #include <stdlib.h>
+            #include <string.h>
+            char calls[4096];
+            static void note(const char *name) { strcat(strcat(calls, name), " "); }
+            static int number(const char *name) { note(name); return atoi(getenv(name)); }
+            int ibv_is_fork_initialized(void) { return number("is_fork_initialized"); }
+            int ibv_fork_init(void) { return number("fork_init"); }
+        "#
+        .to_owned();
+        for name in REQUIRED {
+            writeln!(source, "void *ibv_{name}(void) {{ note(\"{name}\"); return 0; }}").unwrap();
+        }
+        fs::write(folder.join("stub.c"), source).unwrap();
+        let compiled = Command::new("cc")
+            .args(["-shared", "-fPIC", "-o", "libibverbs.so.1", "stub.c"])
+            .current_dir(folder)
+            .output()
+            .unwrap();
+        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    }
+
+    /// What the kernel and the library say about forks, and the calls and the error that follow.
+    #[test]
+    fn fork_init_is_called_first_on_old_kernels_only() {
+        let folder = env::temp_dir().join(format!("evenkeel-verbs-fork-{}", process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        write_stub_library(&folder);
+        let (old, new) = ("0", "2");
+        let refused = libc::EINVAL.to_string();
+        for (kernel, fork_init, calls, error) in [
+            (old, "0", "is_fork_initialized fork_init get_device_list ", ""),
+            (old, &*refused, "is_fork_initialized fork_init get_device_list ", "ibv_fork_init"),
+            (new, &*refused, "is_fork_initialized get_device_list ", ""),
+        ] {
+            let output = Command::new(env::current_exe().unwrap())
+                .args(["--exact", "ffi::tests::child_calls", "--ignored", "--test-threads=1"])
+                .env("LD_LIBRARY_PATH", &folder)
+                .envs([("is_fork_initialized", kernel), ("fork_init", fork_init)])
+                .envs([("EXPECTED_CALLS", calls), ("EXPECTED_ERROR", error)])
+                .output()
+                .unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
+        }
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    #[ignore = "part of another test"]
+    fn child_calls() {
+        assert!(crate::devices().unwrap().is_empty());
+        let error = fork_protection().err().map(|error| error.to_string()).unwrap_or_default();
+        let expected = env::var("EXPECTED_ERROR").unwrap();
+        assert!(error.starts_with(&expected) && error.is_empty() == expected.is_empty(), "{error}");
+        // SAFETY: the stub is loaded already. Its calls are text with a zero byte at the end, and no call is made meanwhile.
+        let calls = unsafe {
+            let stub = Library::new("libibverbs.so.1").unwrap();
+            CStr::from_ptr(*stub.get::<*const c_char>(b"calls\0").unwrap()).to_owned()
+        };
+        assert_eq!(calls.to_str().unwrap(), env::var("EXPECTED_CALLS").unwrap());
+    }
+
     #[test]
     fn ffi_layouts_match_the_rdma_core_header() {
         let header = "/usr/include/infiniband/verbs.h";
@@ -530,10 +601,10 @@ mod tests {
         for (name, value) in VALUES {
             writeln!(source, "_Static_assert(({name}) == {value}, \"{name}\");").unwrap();
         }
-        let file = std::env::temp_dir().join(format!("evenkeel-verbs-{}.c", std::process::id()));
-        std::fs::write(&file, source).unwrap();
+        let file = env::temp_dir().join(format!("evenkeel-verbs-{}.c", process::id()));
+        fs::write(&file, source).unwrap();
         let compiled = Command::new("cc").args(["-fsyntax-only"]).arg(&file).output();
-        std::fs::remove_file(&file).unwrap();
+        fs::remove_file(&file).unwrap();
         let compiled = compiled.unwrap();
         assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
     }
