@@ -63,6 +63,24 @@ func runtimes(nodes []corev1.Node) []Finding {
 	return all
 }
 
+// processors says where nodes have different processors. An image is built for one of them, unless it is a manifest list.
+func processors(nodes []corev1.Node) []Finding {
+	by := map[string][]string{}
+	for _, node := range nodes {
+		if kind := node.Status.NodeInfo.Architecture; kind != "" {
+			by[kind] = append(by[kind], node.Name)
+		}
+	}
+	if len(by) < 2 {
+		return nil
+	}
+	var kinds []string
+	for _, kind := range slices.Sorted(maps.Keys(by)) {
+		kinds = append(kinds, fmt.Sprintf("%s with %s (%s)", counted(len(by[kind]), "node"), kind, text.List(sorted(by[kind]), maxNamed)))
+	}
+	return []Finding{{"processors", Note, strings.Join(kinds, "; ") + ". The API does not show for which of them an image is", "publish each image as a manifest list for all, or select nodes of one kind: docs/install.md#processors"}}
+}
+
 // rdma says which nodes offer RDMA devices, and what keeps the others from it as far as the API shows.
 func rdma(nodes []corev1.Node, profiles []evenkeel.NetworkProfile) []Finding {
 	wanted := map[string]bool{}

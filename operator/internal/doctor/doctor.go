@@ -5,6 +5,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/nodeos"
 )
 
 // Status is the result of one check.
@@ -59,7 +61,7 @@ const (
 
 // state is what several checks look at.
 type state struct {
-	nodes     []corev1.Node
+	nodes     []corev1.Node // without those that run Windows
 	profiles  []evenkeel.NetworkProfile
 	pods      []corev1.Pod // injected ones, and those that should have been
 	installed bool
@@ -94,7 +96,7 @@ func (d *Doctor) Examine(ctx context.Context) ([]Finding, error) {
 		default:
 			switch list := l.list.(type) {
 			case *corev1.NodeList:
-				s.nodes = list.Items
+				s.nodes = slices.DeleteFunc(list.Items, func(n corev1.Node) bool { return nodeos.IsWindows(&n) })
 			case *evenkeel.NetworkProfileList:
 				s.profiles, s.installed = list.Items, true
 			case *corev1.PodList:
@@ -103,6 +105,7 @@ func (d *Doctor) Examine(ctx context.Context) ([]Finding, error) {
 		}
 	}
 	all = append(all, runtimes(s.nodes)...)
+	all = append(all, processors(s.nodes)...)
 	all = append(all, rdma(s.nodes, s.profiles)...)
 	checks := []func(context.Context, *state) ([]Finding, error){d.kueue}
 	if s.installed {

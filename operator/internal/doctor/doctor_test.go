@@ -35,6 +35,12 @@ func node(name, kubelet, runtime string, capacity, allocatable string) corev1.No
 	return n
 }
 
+func processor(name, kind string) corev1.Node {
+	n := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	n.Status.NodeInfo.Architecture = kind
+	return n
+}
+
 func condition(kind string, status metav1.ConditionStatus, message string) []metav1.Condition {
 	return []metav1.Condition{{Type: kind, Status: status, Message: message}}
 }
@@ -68,8 +74,11 @@ func TestDoctorFindings(t *testing.T) {
 		"no version at all": {[]Finding{kubernetesVersion("latest")}, []string{"Unknown kubernetes latest"}},
 		"mixed runtimes": {runtimes([]corev1.Node{node("b", "v1.36.0", "containerd://2.1.4", "", ""), node("a", "v1.36.0", "containerd://2.1.4", "", ""), node("old", "v1.30.0", "containerd://1.7.0", "", "")}),
 			[]string{"OK runtime 2 nodes can mount images: kubelet v1.36.0, containerd://2.1.4 (a, b)", "Note runtime 1 node cannot mount images"}},
-		"only old runtimes": {runtimes([]corev1.Node{node("old", "v1.30.0", "docker://20.1", "", "")}), []string{"OK runtime 1 node cannot mount images"}},
-		"no RDMA":           {rdma([]corev1.Node{node("a", "", "", "", "")}, nil), []string{"OK rdma no node offers"}},
+		"only old runtimes":     {runtimes([]corev1.Node{node("old", "v1.30.0", "docker://20.1", "", "")}), []string{"OK runtime 1 node cannot mount images"}},
+		"one kind of processor": {processors([]corev1.Node{processor("a", "arm64"), processor("b", "arm64"), processor("new", "")}), nil},
+		"two kinds of processors": {processors([]corev1.Node{processor("a", "arm64"), processor("b", "amd64"), processor("c", "arm64")}),
+			[]string{"Note processors 1 node with amd64 (b); 2 nodes with arm64 (a, c)"}},
+		"no RDMA": {rdma([]corev1.Node{node("a", "", "", "", "")}, nil), []string{"OK rdma no node offers"}},
 		"RDMA here and there": {rdma([]corev1.Node{node("a", "", "", "8", "8"), node("b", "", "", "8", "0"), node("c", "", "", "", "")}, nil),
 			[]string{"OK rdma 1 node with rdma/hca: a", "Problem rdma 1 node with rdma/hca, but none that works: b", "Note rdma 1 node without an RDMA device, as no device plugin offers one there: c"}},
 		"no profile":        {profiles(nil), []string{"Problem profiles there is no NetworkProfile"}},

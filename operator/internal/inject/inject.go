@@ -19,7 +19,7 @@ var meshSidecars = []string{"istio-proxy", "linkerd-proxy"}
 // Apply makes all changes of the pod webhook: it adds the plugin, which reports to the address, if there is one; it keeps the pod
 // away from unhealthy nodes, and gates it where its job asks for that. An error is for the user: it says what is wrong with the pod.
 func Apply(pod *corev1.Pod, r Resolved, reports string) error {
-	if err := AddPlugin(pod, r); err != nil {
+	if err := AddPlugin(pod, r); err != nil || forWindows(&pod.Spec) {
 		return err
 	}
 	addReport(pod, r, reports)
@@ -34,7 +34,7 @@ func AddPlugin(pod *corev1.Pod, r Resolved) error {
 	if isInjected(pod, r) {
 		return nil
 	}
-	if pod.Spec.OS != nil && pod.Spec.OS.Name == corev1.Windows {
+	if forWindows(&pod.Spec) {
 		return annotate(&injection{pod: pod, resolved: r, skippedOfPod: []string{"the pod: NCCL does not run on Windows"}})
 	}
 	selected, err := selectContainers(pod, r)
@@ -51,6 +51,11 @@ func AddPlugin(pod *corev1.Pod, r Resolved) error {
 		}
 	}
 	return nil
+}
+
+// forWindows reports whether the pod says that it is for nodes with Windows.
+func forWindows(spec *corev1.PodSpec) bool {
+	return spec.OS != nil && spec.OS.Name == corev1.Windows
 }
 
 // An injection is one pod on its way through the mutators. Each mutator adds one thing.

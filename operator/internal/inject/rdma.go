@@ -112,7 +112,7 @@ func rdmaFromPod(annotations map[string]string) (*RDMA, error) {
 // AddDevices adds the RDMA device to the same containers of a job's pod template to which [Apply] adds it in the pod, since quotas
 // and queues read templates.
 func AddDevices(spec *corev1.PodSpec, r Resolved) error {
-	if r.RDMA == nil {
+	if r.RDMA == nil || forWindows(spec) {
 		return nil
 	}
 	containers, err := selectContainers(&corev1.Pod{Spec: *spec}, r)
@@ -133,7 +133,7 @@ func addRDMA(in *injection) error {
 	}
 	for _, t := range in.targets {
 		if !t.excluded {
-			t.skipped = append(t.skipped, device.addToContainer(t.Container)...)
+			t.skipped = append(t.skipped, device.addToContainer(in.pod, t.Container)...)
 		}
 	}
 	if reason := device.addNetworks(in.pod); reason != "" {
@@ -145,18 +145,18 @@ func addRDMA(in *injection) error {
 // AddTo adds the device to every container of a pod that Evenkeel creates.
 func (r *RDMA) AddTo(pod *corev1.Pod) {
 	for i := range pod.Spec.Containers {
-		r.addToContainer(&pod.Spec.Containers[i])
+		r.addToContainer(pod, &pod.Spec.Containers[i])
 	}
 	r.addNetworks(pod)
 }
 
-// addToContainer adds the device to one container, and returns what it left unchanged and why.
-func (r *RDMA) addToContainer(c *corev1.Container) []string {
+// addToContainer adds the device to one container of the pod, and returns what it left unchanged and why.
+func (r *RDMA) addToContainer(pod *corev1.Pod, c *corev1.Container) []string {
 	var skipped []string
 	if reason := r.addDevice(c); reason != "" {
 		skipped = append(skipped, reason)
 	}
-	if reason := r.addCapability(c); reason != "" {
+	if reason := r.addCapability(pod, c); reason != "" {
 		skipped = append(skipped, reason)
 	}
 	return skipped
@@ -185,10 +185,13 @@ func (r *RDMA) addDevice(c *corev1.Container) (reason string) {
 	return ""
 }
 
-// addCapability adds IPC_LOCK, unless the container drops it itself.
-func (r *RDMA) addCapability(c *corev1.Container) (reason string) {
+// addCapability adds IPC_LOCK, unless the container drops it itself. The kernel asks for it in the node's own user namespace.
+func (r *RDMA) addCapability(pod *corev1.Pod, c *corev1.Container) (reason string) {
 	if !r.LockMemory {
 		return ""
+	}
+	if pod.Spec.HostUsers != nil && !*pod.Spec.HostUsers {
+		return fmt.Sprintf("container %s: the capability %s locks no memory in a user namespace", c.Name, ipcLock)
 	}
 	if c.SecurityContext == nil {
 		c.SecurityContext = &corev1.SecurityContext{}
@@ -210,6 +213,9 @@ func (r *RDMA) addCapability(c *corev1.Container) (reason string) {
 func (r *RDMA) addNetworks(pod *corev1.Pod) (reason string) {
 	if r.Networks == "" || pod.Annotations[evenkeel.NetworksKey] == r.Networks {
 		return ""
+	}
+	if pod.Spec.HostNetwork {
+		return "the pod: uses the node's network, and so gets no other"
 	}
 	if pod.Annotations[evenkeel.NetworksKey] != "" {
 		return fmt.Sprintf("the pod: has the annotation %s itself", evenkeel.NetworksKey)

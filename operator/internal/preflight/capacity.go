@@ -8,6 +8,7 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/accelerator"
+	"evenkeel.dev/evenkeel/operator/internal/nodeos"
 )
 
 // Reasons of stage Capacity.
@@ -16,6 +17,7 @@ const (
 	ReasonNotReady     = "NodeNotReady"
 	ReasonCordoned     = "NodeCordoned"
 	ReasonTainted      = "NodeTainted"
+	ReasonWindows      = "NodeWindows"
 	ReasonMissingGPUs  = "MissingGPUs"
 	ReasonGPUsPending  = "GPUsPending"
 )
@@ -36,6 +38,9 @@ func Unschedulable(node *corev1.Node, tolerations []corev1.Toleration) (reason, 
 	})
 	if !ready {
 		return ReasonNotReady, "the node is not Ready"
+	}
+	if nodeos.IsWindows(node) {
+		return ReasonWindows, "the node runs Windows, and NCCL does not"
 	}
 	if node.Spec.Unschedulable {
 		return ReasonCordoned, "the node is cordoned"

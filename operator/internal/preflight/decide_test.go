@@ -275,6 +275,7 @@ func TestCapacity(t *testing.T) {
 		"Inconclusive NodeTainted ": taint("yes", corev1.TaintEffectNoExecute),
 		"Inconclusive NodeNotReady": func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown },
 		"Inconclusive NodeCordoned": func(n *corev1.Node) { n.Spec.Unschedulable = true },
+		"Inconclusive NodeWindows":  func(n *corev1.Node) { n.Labels[corev1.LabelOSStable] = "windows" },
 		"Fail MissingGPUs":          func(n *corev1.Node) { n.Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("7") },
 		"   ":                       func(n *corev1.Node) { n.Labels = nil },
 	} {

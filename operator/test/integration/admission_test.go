@@ -110,6 +110,56 @@ func TestInjectDeliveries(t *testing.T) {
 	}
 }
 
+// TestInjectKindsOfPods has pods that the API server judges by more than their containers.
+func TestInjectKindsOfPods(t *testing.T) {
+	yes, no, user := true, false, int64(1000)
+	for name, change := range map[string]func(*corev1.PodSpec){
+		"user namespace": func(s *corev1.PodSpec) { s.HostUsers = &no },
+		"host network":   func(s *corev1.PodSpec) { s.HostNetwork, s.DNSPolicy = true, corev1.DNSClusterFirstWithHostNet },
+		"read-only root": func(s *corev1.PodSpec) {
+			s.Containers[0].SecurityContext = &corev1.SecurityContext{ReadOnlyRootFilesystem: &yes, RunAsUser: &user}
+		},
+	} {
+		for _, delivery := range []evenkeel.Delivery{evenkeel.DeliveryImageVolume, evenkeel.DeliveryInitContainer} {
+			t.Run(name+" by "+string(delivery), func(t *testing.T) {
+				pod := labelledPod(newNamespace(t, nil))
+				pod.Annotations[evenkeel.DeliveryKey] = string(delivery)
+				pod.Annotations[evenkeel.RDMAResourceKey], pod.Annotations[evenkeel.MemoryLockKey], pod.Annotations[evenkeel.RDMANetworksKey] = "rdma/hca=1", "Capability", "rail0"
+				change(&pod.Spec)
+				before := pod.DeepCopy()
+				createPod(t, pod)
+				c := &pod.Spec.Containers[0]
+				if variable(c, "NCCL_NET_PLUGIN") != library || len(c.VolumeMounts) != 1 {
+					t.Errorf("environment %v, mounts %v", c.Env, c.VolumeMounts)
+				}
+				if pod.Spec.HostNetwork != before.Spec.HostNetwork || !equality.Semantic.DeepEqual(pod.Spec.HostUsers, before.Spec.HostUsers) {
+					t.Errorf("%+v", pod.Spec)
+				}
+				locks := c.SecurityContext != nil && c.SecurityContext.Capabilities != nil
+				if skipped := pod.Annotations[evenkeel.SkippedKey]; locks != (name != "user namespace") || (pod.Annotations[evenkeel.NetworksKey] != "") != (name != "host network") || (skipped == "") != (name == "read-only root") {
+					t.Errorf("capability %t, annotations %v", locks, pod.Annotations)
+				}
+				if len(pod.Spec.InitContainers) > 0 && !*pod.Spec.InitContainers[0].SecurityContext.ReadOnlyRootFilesystem {
+					t.Error("the init container writes its root file system")
+				}
+			})
+		}
+	}
+}
+
+func TestInjectWindowsPod(t *testing.T) {
+	pod := labelledPod(newNamespace(t, nil))
+	pod.Spec.OS = &corev1.PodOS{Name: corev1.Windows}
+	before := pod.DeepCopy()
+	createPod(t, pod)
+	if c := &pod.Spec.Containers[0]; len(c.Env) > 0 || len(pod.Spec.InitContainers) > 0 || pod.Spec.Affinity != nil || len(pod.Spec.Volumes) > len(before.Spec.Volumes) {
+		t.Errorf("%+v", pod.Spec)
+	}
+	eventually(t, "an Event says why", func(context.Context) (bool, error) {
+		return strings.Contains(said(t, pod, "EvenkeelSkipped"), "NCCL does not run on Windows"), nil
+	})
+}
+
 // TestInjectKeepsQOSClass asks the API server for the class, in a namespace whose quota requires limits of every container.
 func TestInjectKeepsQOSClass(t *testing.T) {
 	ns := newNamespace(t, nil)

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
@@ -121,6 +122,29 @@ func TestPolicyChecksAndLabelsNewNodes(t *testing.T) {
 	}
 	for _, n := range nodes {
 		carries(t, n, "||")
+	}
+}
+
+func TestPolicyLeavesWindowsNodesAlone(t *testing.T) {
+	f := newFleet(t, links(nil))
+	start(t, f, &clock{}, &clock{})
+	newNodes(t, "mixed", 5)
+	windows := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "mixed-4"}}
+	if err := admin.Patch(t.Context(), windows, client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"labels": {"kubernetes.io/os": "windows"}}}`))); err != nil {
+		t.Fatal(err)
+	}
+	p := newPolicy(t, "mixed", nil)
+	waitPolicy(t, p, "the four others are healthy", func() bool {
+		return p.Status.RunningCheck == "" && p.Status.Healthy != nil && *p.Status.Healthy == 4 && *p.Status.Nodes == 4
+	})
+	carries(t, "mixed-4", "||")
+	check := newCheck(t, "mixed", nil)
+	eventually(t, "a check by their labels has ended", func(ctx context.Context) (bool, error) {
+		err := admin.Get(ctx, client.ObjectKeyFromObject(check), check)
+		return meta.IsStatusConditionTrue(check.Status.Conditions, evenkeel.ConditionComplete), err
+	})
+	if s := check.Status.Summary; *s.Nodes != 4 || *s.Passed != 4 {
+		t.Errorf("%+v", check.Status)
 	}
 }
 

@@ -40,6 +40,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/inject"
 	"evenkeel.dev/evenkeel/operator/internal/kube/debounce"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
+	"evenkeel.dev/evenkeel/operator/internal/nodeos"
 	"evenkeel.dev/evenkeel/operator/internal/nodeuse"
 	"evenkeel.dev/evenkeel/operator/internal/preflight"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/jobs"
@@ -327,7 +328,7 @@ func (c *Reconciler) selectNodes(ctx context.Context, check *jobs.Check) ([]pref
 	tolerations := jobs.Tolerations(check.Options.Runner.Tolerations)
 	for i := range list.Items {
 		node := &list.Items[i]
-		if names != nil && !wanted[node.Name] {
+		if names != nil && !wanted[node.Name] || names == nil && nodeos.IsWindows(node) {
 			continue
 		}
 		found[node.Name] = true

@@ -14,6 +14,7 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/inject"
+	"evenkeel.dev/evenkeel/operator/internal/nodeos"
 	"evenkeel.dev/evenkeel/operator/internal/reduction"
 )
 
@@ -56,7 +57,7 @@ func Observe(profile *evenkeel.NetworkProfile, nodes []corev1.Node, reductionIma
 	var lacking string // one node that cannot, as an example for the message
 	var chosen []*corev1.Node
 	for i := range nodes {
-		if !selected.Matches(labels.Set(nodes[i].Labels)) {
+		if !selected.Matches(labels.Set(nodes[i].Labels)) || nodeos.IsWindows(&nodes[i]) {
 			continue
 		}
 		matched++

@@ -49,6 +49,8 @@ func TestObserveImageVolumes(t *testing.T) {
 func TestObserveProfile(t *testing.T) {
 	modern, old := node("modern", "v1.37.2", "containerd://2.1.4"), node("old", "v1.34.0", "containerd://1.7.0")
 	both := []corev1.Node{modern, old}
+	windows := node("windows", "v1.37.2", "containerd://2.1.4")
+	windows.Labels[corev1.LabelOSStable] = "windows"
 	inPool := func(name string) *metav1.LabelSelector {
 		return &metav1.LabelSelector{MatchLabels: map[string]string{"pool": name}}
 	}
@@ -65,6 +67,7 @@ func TestObserveProfile(t *testing.T) {
 		{"all nodes can", evenkeel.NetworkProfileSpec{}, []corev1.Node{modern, modern}, evenkeel.DeliveryImageVolume, 2, 2, "True", ReasonResolved, "ImageVolume"},
 		{"one node cannot", evenkeel.NetworkProfileSpec{}, both, evenkeel.DeliveryInitContainer, 2, 1, "True", ReasonResolved, "InitContainer"},
 		{"the one that cannot is not selected", evenkeel.NetworkProfileSpec{NodeSelector: inPool("m")}, both, evenkeel.DeliveryImageVolume, 1, 1, "True", ReasonResolved, ""},
+		{"Windows does not count", evenkeel.NetworkProfileSpec{}, []corev1.Node{modern, windows}, evenkeel.DeliveryImageVolume, 1, 1, "True", ReasonResolved, "1 of 1"},
 		{"no node matches", evenkeel.NetworkProfileSpec{NodeSelector: inPool("x")}, both, evenkeel.DeliveryInitContainer, 0, 0, "True", ReasonNoNodes, "nodeSelector"},
 		{"the user insists", evenkeel.NetworkProfileSpec{Plugin: evenkeel.PluginSpec{Delivery: evenkeel.DeliveryImageVolume}}, both, evenkeel.DeliveryImageVolume, 2, 1, "False", ReasonNodesTooOld, "old"},
 		{"preinstalled", evenkeel.NetworkProfileSpec{Plugin: evenkeel.PluginSpec{Delivery: evenkeel.DeliveryPreinstalled}}, both, evenkeel.DeliveryPreinstalled, 2, 1, "True", ReasonResolved, "Preinstalled"},

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/nodeos"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
 	"evenkeel.dev/evenkeel/operator/internal/text"
 )
@@ -111,7 +112,7 @@ type PolicyCounts struct {
 }
 
 // PolicyByNode returns the policy of each node: of those that select it, the one with the highest priority, and then the first by
-// name. Policies with an invalid selector select no node.
+// name. Policies with an invalid selector select no node, and none selects a node with Windows.
 func PolicyByNode(nodes []corev1.Node, policies []evenkeel.NetworkCheckPolicy) map[string]*evenkeel.NetworkCheckPolicy {
 	under := map[string]*evenkeel.NetworkCheckPolicy{}
 	assignNodes(nodes, policies, func(node string, p *evenkeel.NetworkCheckPolicy) {
@@ -149,7 +150,7 @@ func assignNodes(nodes []corev1.Node, policies []evenkeel.NetworkCheckPolicy, vi
 			}
 		}
 		for i := range nodes {
-			if selector.Matches(labels.Set(nodes[i].Labels)) {
+			if selector.Matches(labels.Set(nodes[i].Labels)) && !nodeos.IsWindows(&nodes[i]) {
 				visit(nodes[i].Name, p)
 			}
 		}

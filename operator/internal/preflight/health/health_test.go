@@ -250,3 +250,15 @@ func TestHealthPolicyPriority(t *testing.T) {
 		}
 	}
 }
+
+func TestHealthPolicyLeavesWindowsNodesAlone(t *testing.T) {
+	nodes := []corev1.Node{node("linux", map[string]string{corev1.LabelOSStable: "linux"}), node("unlabelled", nil), node("windows", map[string]string{corev1.LabelOSStable: "windows"})}
+	all := policy("all", "gpu", func(s *evenkeel.NetworkCheckPolicySpec) { s.NodeSelector = nil })
+	marks, counts := Evaluate(nodes, nil, []evenkeel.NetworkCheckPolicy{all, policy("pool", "gpu", nil)}, noon)
+	if c := counts["all"]; c.Nodes != 2 || c.Unknown != 2 || counts["pool"].Overlapping != 2 {
+		t.Errorf("%+v, %+v", c, counts["pool"])
+	}
+	if m := marks["windows"]; m.Condition != nil || marks["linux"].Condition == nil {
+		t.Errorf("%+v", marks)
+	}
+}
