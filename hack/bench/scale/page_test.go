@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"evenkeel.dev/evenkeel/hack/bench/internal/machine"
+	"evenkeel.dev/evenkeel/hack/bench/internal/page"
 )
 
 // uniform is a report in which every run of a case took the same.
@@ -50,9 +51,12 @@ func TestGoalsCompareWithPlainSocketsAndFewPairs(t *testing.T) {
 
 func TestPageShowsMedianAndRange(t *testing.T) {
 	r := uniform(func(benchCase) float64 { return 1 })
+	r.source = page.Source{Commit: "abc", Command: "go run ./hack/bench/scale"}
 	r.cases[0].runs = []outcome{{Open: 1}, {Open: 3}, {Open: 2}}
 	text := string(r.markdown())
-	if want := "| Evenkeel, 1024 pairs | 2.00 (1.00 to 3.00) |"; !strings.Contains(text, want) {
-		t.Errorf("no %q in\n%s", want, text)
+	for _, want := range []string{"| Evenkeel, 1024 pairs | 2.00 (1.00 to 3.00) |", "at commit abc, by `go run ./hack/bench/scale`;", "`git log --oneline abc.. -- plugin/crates`"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
 	}
 }

@@ -78,6 +78,11 @@ func run(ctx context.Context, out io.Writer, o config) error {
 	if o.Output == "" {
 		o.Output = filepath.Join(root, "docs", "results")
 	}
+	// First of all, as it fails where the other pages have another form.
+	costs, err := idleCosts(filepath.Join(root, "docs", "results"))
+	if err != nil {
+		return err
+	}
 	// Before the build, which raises the load.
 	host, source := machine.Describe(), page.NewSource(ctx, root, "plugin", "hack")
 	if err := o.BuildMissing(ctx, root); err != nil {
@@ -114,7 +119,7 @@ func run(ctx context.Context, out io.Writer, o config) error {
 		sources = append(sources, r.Source)
 	}
 	outdated := page.Outdated(ctx, root, sources, "plugin/crates")
-	return report{machine: host, quick: o.Quick, outdated: outdated, notes: b.notes, cases: results.Results}.write(out, o.Output)
+	return report{machine: host, quick: o.Quick, outdated: outdated, notes: b.notes, costs: costs, cases: results.Results}.write(out, o.Output)
 }
 
 // openCache opens the cached results of the cases.
@@ -126,6 +131,9 @@ func openCache(host machine.Machine, quick bool) (*resultcache.Cache[caseResult]
 			return false
 		}
 		r.testCase = cases(quick)[known]
+		if r.Load != r.testCase.String() {
+			return false // another load under the same name
+		}
 		r.testCase.lab = r.Lab
 		return true
 	})

@@ -117,6 +117,7 @@ func newBench(o config, out io.Writer) (*bench, error) {
 type caseResult struct {
 	Name       string
 	Lab        netns.Config // as it came up
+	Load       string       // of the case, in words
 	Source     page.Source
 	Machine    machine.Machine
 	Rounds     int
@@ -163,7 +164,7 @@ func (b *bench) measure(ctx context.Context, c benchCase) (_ caseResult, err err
 	} else {
 		fmt.Fprintf(b.out, "  %s is not measured: %s\n", ourName, c.missing)
 	}
-	result := caseResult{Name: c.name, testCase: c, Lab: c.lab, Contenders: make([]series, len(contenders))}
+	result := caseResult{Name: c.name, testCase: c, Lab: c.lab, Load: c.String(), Contenders: make([]series, len(contenders))}
 	for round := range b.config.Rounds {
 		for i, contender := range contenders {
 			got := b.runOnce(ctx, lab, c, contender)

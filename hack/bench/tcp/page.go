@@ -21,6 +21,7 @@ type report struct {
 	quick    bool
 	outdated string // see page.Outdated
 	notes    []string
+	costs    page.Table // see idleCosts
 	cases    []caseResult
 }
 
@@ -98,6 +99,7 @@ func (r report) markdown() []byte {
 	b.WriteString("\n")
 	table.Markdown(&b)
 	r.limits(&b)
+	writeIdleCosts(&b, r.costs)
 	b.WriteString("\n" + otherPages)
 	for _, c := range r.cases {
 		c.details(&b)

@@ -81,7 +81,7 @@ func TestPage(t *testing.T) {
 	lost := result([]goal{{of: medianRate, figure: 0.3}}, []float64{0.4}, nil, 2)
 	lost.Name = "lost"
 	shaped.Machine.Load, shaped.Source = 3, page.Source{Commit: "abc", Day: "2026-01-31"}
-	r := report{machine: machine.Machine{Cores: 2}, outdated: "the code has changed since", notes: []string{"a note"}, cases: []caseResult{shaped, faulty, idle, lost}}
+	r := report{machine: machine.Machine{Cores: 2}, outdated: "the code has changed since", notes: []string{"a note"}, costs: page.Table{Heading: []string{"what", "figure"}, Rows: [][]string{{"cost of a pair", "5 KiB"}}}, cases: []caseResult{shaped, faulty, idle, lost}}
 
 	folder := filepath.Join(t.TempDir(), "results")
 	var out bytes.Buffer
@@ -96,7 +96,7 @@ func TestPage(t *testing.T) {
 	for _, want := range []string{
 		"not quiet", "rounds at commit abc, on 2026-01-31", "the code has changed since", "static mode", "not the behaviour of NCCL's own sockets", "Goals are this project's own",
 		"Plain sockets equal or beat Evenkeel in 2 of 4 cases: a test (plain socket: 0.400 GB/s, Evenkeel: 0.350 GB/s)", "a note", "run 2 failed: it broke", "1 of 2 runs failed", "all runs failed",
-		"processors were all in use", "recovered after", "| a test | worst | 0.120 GB/s | 0.400 GB/s | 0.350 GB/s",
+		"processors were all in use", "recovered after", "| cost of a pair | 5 KiB |", "| a test | worst | 0.120 GB/s | 0.400 GB/s | 0.350 GB/s",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page lacks %q:\n%s", want, text)
@@ -153,14 +153,21 @@ func TestResultCacheAddsCasesOfThisMachine(t *testing.T) {
 		r.Source.Commit, r.Machine = commit, m
 		r.testCase.lab.Links = netns.Links(netns.Gbit)
 		r.Name, r.Lab = name, r.testCase.lab
+		for _, c := range cases(quick) {
+			if c.name == name {
+				r.Load = c.String()
+			}
+		}
 		r.Contenders[1].Outcomes[0].Trace = traceOf(0.4, 0.3)
 		return r
 	}
 	elsewhere := here
 	elsewhere.Cores = 4
+	otherLoad := measured("capped-flows", "new", here)
+	otherLoad.Load = "another"
 	for _, r := range []caseResult{
 		measured("ping-pong", "old", here), measured("slow-link", "elsewhere", elsewhere),
-		measured("four-links", "new", here), measured("ping-pong", "new", here),
+		measured("four-links", "new", here), measured("ping-pong", "new", here), otherLoad,
 	} {
 		c, err := openCache(here, quick)
 		if err != nil {
