@@ -25,6 +25,16 @@ const (
 	maxNamed = 5
 )
 
+// unhealthyIndex is the index of the nodes that failed a check.
+const unhealthyIndex = "evenkeel.dev/unhealthy"
+
+func unhealthy(node client.Object) []string {
+	if node.GetLabels()[evenkeel.HealthKey] == evenkeel.UnhealthyValue {
+		return []string{"true"}
+	}
+	return nil
+}
+
 // recordAvoidedNodes records an Event on the pod's job: which nodes that failed a check it would otherwise fit on.
 func (c *Reconciler) recordAvoidedNodes(ctx context.Context, pod *metav1.PartialObjectMetadata) error {
 	owner := metav1.GetControllerOfNoCopy(pod)
@@ -32,7 +42,7 @@ func (c *Reconciler) recordAvoidedNodes(ctx context.Context, pod *metav1.Partial
 		return nil
 	}
 	var bad corev1.NodeList
-	if err := c.client.List(ctx, &bad, client.MatchingLabels{evenkeel.HealthKey: evenkeel.UnhealthyValue}); err != nil {
+	if err := c.client.List(ctx, &bad, client.MatchingFields{unhealthyIndex: "true"}); err != nil {
 		return fmt.Errorf("list unhealthy nodes: %w", err)
 	}
 	if len(bad.Items) == 0 {

@@ -82,18 +82,29 @@ func slimmer() func(object any) (any, error) {
 // SetupWithManager starts the controller with the manager. It watches metadata only.
 func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	c.client, c.live, c.clock, c.reported = mgr.GetClient(), mgr.GetAPIReader(), clock.RealClock{}, map[types.UID]string{}
-	// Reading kinds that are not watched is an error.
-	if _, err := mgr.GetCache().GetInformer(context.Background(), &corev1.Node{}); err != nil {
-		return fmt.Errorf("watch nodes: %w", err)
+	// A list by label would look at all nodes, for each pod.
+	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &corev1.Node{}, unhealthyIndex, unhealthy); err != nil {
+		return fmt.Errorf("index nodes by their health: %w", err)
 	}
-	// Everything to report was written by the webhook when the pod was created.
 	created := predicate.Funcs{
+		CreateFunc: func(e event.CreateEvent) bool {
+			pod, ok := e.Object.(*metav1.PartialObjectMetadata)
+			return ok && c.concerns(pod)
+		},
+		// Everything to report was written by the webhook when the pod was created.
 		UpdateFunc: func(event.UpdateEvent) bool { return false },
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
 	}
 	return builder.ControllerManagedBy(mgr).Named("injectionevents").
 		For(&corev1.Pod{}, builder.OnlyMetadata, builder.WithPredicates(created)).
 		Complete(c)
+}
+
+// concerns reports whether the pod is to be reconciled. A controller that starts sees all existing pods as new, and a queue of a hundred
+// thousand takes more memory than the pods.
+func (c *Reconciler) concerns(pod *metav1.PartialObjectMetadata) bool {
+	age := c.clock.Now().Sub(pod.CreationTimestamp.Time)
+	return age <= maxPodAge || age <= maxEventAge && len(PodEvents(pod)) > 0
 }
 
 // Reconcile writes the pod's Events.
@@ -103,7 +114,6 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	if err := c.client.Get(ctx, request.NamespacedName, pod); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	// A controller that starts sees all existing pods as new.
 	now := c.clock.Now()
 	age := now.Sub(pod.CreationTimestamp.Time)
 	if age > maxEventAge {

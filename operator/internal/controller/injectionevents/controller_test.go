@@ -84,7 +84,7 @@ func TestInjectionEventsRDMAUnused(t *testing.T) {
 
 func TestInjectionEventsAreIdempotent(t *testing.T) {
 	skipped := map[string]string{evenkeel.InjectedKey: "abc", evenkeel.SkippedKey: "container a: sets X itself"}
-	objects := fake.NewClientBuilder().WithObjects(pod("one", skipped), pod("two", skipped)).Build()
+	objects := fake.NewClientBuilder().WithIndex(&corev1.Node{}, unhealthyIndex, unhealthy).WithObjects(pod("one", skipped), pod("two", skipped)).Build()
 	c := &Reconciler{clock: clock.RealClock{}, client: objects, live: objects, reported: map[types.UID]string{}}
 	for range 2 { // the second round is a restart of the controller
 		for _, name := range []string{"one", "two", "deleted"} {
@@ -119,7 +119,7 @@ func TestInjectionEventsNodesAvoided(t *testing.T) {
 		return p
 	}
 	c := &Reconciler{clock: clocktesting.NewFakePassiveClock(now), reported: map[types.UID]string{}}
-	c.client = fake.NewClientBuilder().WithObjects(bad, whole("one", now), whole("two", now), whole("old", now.Add(-time.Hour))).Build()
+	c.client = fake.NewClientBuilder().WithIndex(&corev1.Node{}, unhealthyIndex, unhealthy).WithObjects(bad, whole("one", now), whole("two", now), whole("old", now.Add(-time.Hour))).Build()
 	c.live = c.client
 	reconciled := func(names ...string) []corev1.Event {
 		t.Helper()
@@ -174,7 +174,7 @@ func TestInjectionEventsOfOldPodsAreNotRepeated(t *testing.T) {
 	for age, want := range map[time.Duration]int{time.Minute: 2, 2 * maxPodAge: 2, 2 * time.Hour: 0} {
 		p := pod("old", nil)
 		p.CreationTimestamp = metav1.NewTime(now.Add(-age))
-		c := fake.NewClientBuilder().WithObjects(p).Build()
+		c := fake.NewClientBuilder().WithIndex(&corev1.Node{}, unhealthyIndex, unhealthy).WithObjects(p).Build()
 		r := &Reconciler{client: c, live: c, clock: clocktesting.NewFakePassiveClock(now), reported: map[types.UID]string{}}
 		if _, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Namespace: "team", Name: "old"}}); err != nil {
 			t.Fatal(err)
@@ -182,6 +182,14 @@ func TestInjectionEventsOfOldPodsAreNotRepeated(t *testing.T) {
 		var events corev1.EventList
 		if err := c.List(t.Context(), &events); err != nil || len(events.Items) != want {
 			t.Errorf("a pod of %s has %d Events, %v; want %d", age, len(events.Items), err, want)
+		}
+		if concerns := r.concerns(p); concerns != (want > 0) {
+			t.Errorf("a pod of %s is queued: %t; it has %d Events", age, concerns, want)
+		}
+		// With nothing to say, it is queued as long as avoided nodes are told.
+		p.Annotations = map[string]string{evenkeel.InjectedKey: "abc"}
+		if concerns := r.concerns(p); concerns != (age <= maxPodAge) {
+			t.Errorf("a pod of %s without Events is queued: %t", age, concerns)
 		}
 	}
 }
