@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -21,10 +22,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/kube/debounce"
 	"evenkeel.dev/evenkeel/operator/internal/kube/statusapply"
 )
 
 const fieldOwner = client.FieldOwner("evenkeel-networkprofile")
+
+// nodesDelay is how long changes of nodes are collected: each status is of all of them, and a check marks thousands one after the other.
+const nodesDelay = 500 * time.Millisecond
 
 // Reconciler writes the status of NetworkProfiles.
 type Reconciler struct {
@@ -60,7 +65,7 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	c.client = mgr.GetClient()
 	return builder.ControllerManagedBy(mgr).Named("networkprofile").
 		For(&evenkeel.NetworkProfile{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(c.allProfiles), builder.WithPredicates(nodeChanged)).
+		Watches(&corev1.Node{}, debounce.Handler(nodesDelay, handler.EnqueueRequestsFromMapFunc(c.allProfiles)), builder.WithPredicates(nodeChanged)).
 		Complete(c)
 }
 
@@ -92,7 +97,7 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	var nodes corev1.NodeList
-	if err := c.client.List(ctx, &nodes); err != nil {
+	if err := c.client.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil { // they are read only
 		return reconcile.Result{}, fmt.Errorf("list nodes: %w", err)
 	}
 	status := Observe(profile, nodes.Items, c.ReductionImage)

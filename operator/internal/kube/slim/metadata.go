@@ -50,7 +50,7 @@ func (m *Metadata) controller(object metav1.Object) []metav1.OwnerReference {
 	})
 }
 
-// keep returns those of the values that have one of the keys.
+// keep returns those of the values that have one of the keys. An object may come twice, reduced already: its map is kept then.
 func keep(made *Pool[map[string]string], values map[string]string, keys []string) map[string]string {
 	var content []byte
 	found := 0
@@ -66,6 +66,9 @@ func keep(made *Pool[map[string]string], values map[string]string, keys []string
 		return nil
 	}
 	return made.Get(content, func() map[string]string {
+		if found == len(values) {
+			return values
+		}
 		kept := make(map[string]string, found)
 		for _, key := range keys {
 			if value, has := values[key]; has {
