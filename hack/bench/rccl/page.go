@@ -61,6 +61,10 @@ chosen by. The last column compares the medians of Evenkeel and of the better so
 An all-reduce of two ranks sends as many bytes each way as it has, at most at the links' limit. RCCL's sockets send a message over one
 connection, or divide it over several in equal parts, and wait for the slowest. "16 for each connection" is the most that RCCL takes:
 ` + "`NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4`" + `.
+
+An all-reduce of 40 MB over Evenkeel once took 4.6 s on a busy machine, instead of 0.2 to 0.6 s. No cause was found. To see it again, four
+ranks on two cores at a load of 8 to 10 ran 100 all-reduces of 40 MB over each network, with the same RCCL. The longest took 0.65 s over
+Evenkeel and 0.47 s over RCCL's sockets. These runs were made once, by hand; the commands here do not repeat them.
 `)
 	return b.Bytes()
 }

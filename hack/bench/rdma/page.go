@@ -54,6 +54,7 @@ the processor nor the network card is real. Ratios are those of the medians; in 
 	b.WriteString("\nperftest: `ib_write_bw` and `ib_write_lat`, the average and the typical value that they print. The receiver of `ib_write_bw` sleeps until the end,\n" +
 		"that of `ib_write_lat` polls memory. Those of `ib_send_bw` and `ib_send_lat` poll for a completion of each message, as the plugin's does. Evenkeel:\n" +
 		"`evenkeel-bench net --transport rdma`, through NCCL's interface: the receiver posts each buffer, and every message has its number, which is checked.\n" +
+		"Idle pairs are 200, as the virtual machine opens and uses each over its emulated processor. Over TCP, [4,000](scale.md) are measured.\n" +
 		"The cases without figures are tests of the plugin, in the same virtual machine; those of other ports run in one with two pairs:\n\n")
 	for _, of := range checks {
 		for _, test := range of.Tests {

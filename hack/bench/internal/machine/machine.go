@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -19,6 +20,7 @@ const BusyLoad = 0.5
 type Machine struct {
 	Cores     int
 	Processor string
+	Vectors   string // the widest vector instructions that sums use: AVX-512, AVX2, or none
 	Kernel    string
 	Load      float64 // mean of the last minute
 }
@@ -27,12 +29,7 @@ type Machine struct {
 func Describe() Machine {
 	m := Machine{Cores: runtime.NumCPU(), Processor: "unknown processor", Kernel: "unknown kernel"}
 	if text, err := os.ReadFile("/proc/cpuinfo"); err == nil {
-		for line := range strings.Lines(string(text)) {
-			if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "model name" {
-				m.Processor = strings.TrimSpace(value)
-				break
-			}
-		}
+		m.readProcessor(string(text))
 	}
 	var name unix.Utsname
 	if unix.Uname(&name) == nil {
@@ -46,6 +43,34 @@ func Describe() Machine {
 	return m
 }
 
+// readProcessor reads the text of /proc/cpuinfo up to the second processor.
+func (m *Machine) readProcessor(text string) {
+	text, _, _ = strings.Cut(text, "\n\n")
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(line, ":")
+		switch strings.TrimSpace(key) {
+		case "model name":
+			m.Processor = strings.TrimSpace(value)
+		case "flags":
+			m.Vectors = vectors(strings.Fields(value))
+		}
+	}
+}
+
+// vectors are those that the kernels for sums choose with these flags of the processor.
+func vectors(flags []string) string {
+	has := func(all ...string) bool {
+		return !slices.ContainsFunc(all, func(flag string) bool { return !slices.Contains(flags, flag) })
+	}
+	switch {
+	case has("avx512f", "avx512bw", "avx512dq", "avx512vl"):
+		return "AVX-512"
+	case has("avx2", "f16c"):
+		return "AVX2"
+	}
+	return ""
+}
+
 // Comparable reports whether results of both machines may stand on one page. Their load may differ.
 func (m Machine) Comparable(other Machine) bool {
 	m.Load, other.Load = 0, 0
@@ -54,7 +79,11 @@ func (m Machine) Comparable(other Machine) bool {
 
 // String is the machine in words, for a results page.
 func (m Machine) String() string {
-	return fmt.Sprintf("%d cores (%s), %s", m.Cores, m.Processor, m.Kernel)
+	processor := m.Processor
+	if m.Vectors != "" {
+		processor += " with " + m.Vectors
+	}
+	return fmt.Sprintf("%d cores (%s), %s", m.Cores, processor, m.Kernel)
 }
 
 // Quiet says in a sentence whether the machine was quiet when the run began.
