@@ -28,6 +28,7 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/accelerator"
+	"evenkeel.dev/evenkeel/operator/internal/kube/slim"
 )
 
 // usingPods selects pods that have a node and have not ended.
@@ -50,6 +51,8 @@ type Tracker struct {
 	listeners []chan struct{}
 	synced    chan struct{}
 	syncOnce  sync.Once
+	// requested has what pods request. Most request the same.
+	requested slim.Pool[[]count]
 }
 
 // node is the use of one node.
@@ -66,12 +69,16 @@ type usingPod struct {
 	accelerators []count
 }
 
-// use is a pod on its way here: the reflector wants to have its metadata.
+// use is a pod on its way here. The first list is kept in this form until it is complete.
 type use struct {
-	metav1.ObjectMeta // namespace, name and UID
-	node              string
-	accelerators      []count
+	uid          types.UID
+	name         string // with its namespace
+	node         string
+	accelerators []count // nil: it uses none
 }
+
+// noUse is what a pod without accelerators is on its way.
+var noUse = &use{}
 
 type count struct {
 	name  corev1.ResourceName
@@ -241,22 +248,24 @@ func (t *Tracker) Transformer() cache.TransformFunc {
 	}
 }
 
-// useOf returns the use of a pod. Without accelerators it is not in use of any.
+// useOf returns the use of a pod.
 func (t *Tracker) useOf(pod *corev1.Pod) *use {
-	u := &use{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}, node: pod.Spec.NodeName}
 	if (t.Namespace == "" || pod.Namespace == t.Namespace) && pod.Labels[evenkeel.CheckKey] != "" {
-		return u
+		return noUse
 	}
 	if !accelerator.RequestedBy(&pod.Spec) {
-		return u
+		return noUse
 	}
-	u.accelerators = []count{} // a claim is use, whatever it claims
+	requested, key := []count{}, []byte{} // a claim is use, whatever it claims
 	for name, quantity := range resource.PodRequests(pod, resource.PodResourcesOptions{}) {
 		if accelerator.IsResource(name) {
-			u.accelerators = append(u.accelerators, count{name, quantity.Value()})
+			requested, key = append(requested, count{name, quantity.Value()}), fmt.Appendf(key, "%s %d ", name, quantity.Value())
 		}
 	}
-	return u
+	return &use{
+		uid: pod.UID, name: pod.Namespace + "/" + pod.Name, node: pod.Spec.NodeName,
+		accelerators: t.requested.Get(key, func() []count { return requested }),
+	}
 }
 
 func (t *Tracker) toUse(object any) *use {
@@ -285,8 +294,8 @@ func (t *Tracker) Add(object any) error {
 		n = &node{pods: map[types.UID]usingPod{}}
 		t.nodes[u.node] = n
 	}
-	_, had := n.pods[u.UID]
-	n.pods[u.UID] = usingPod{u.Namespace + "/" + u.Name, u.accelerators}
+	_, had := n.pods[u.uid]
+	n.pods[u.uid] = usingPod{u.name, u.accelerators}
 	if !had {
 		t.notify()
 	}
@@ -305,8 +314,8 @@ func (t *Tracker) Delete(object any) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if n := t.nodes[u.node]; n != nil {
-		if _, had := n.pods[u.UID]; had {
-			t.remove(n, u.UID)
+		if _, had := n.pods[u.uid]; had {
+			t.remove(n, u.uid)
 			t.notify()
 		}
 	}
@@ -324,7 +333,7 @@ func (t *Tracker) Replace(objects []any, _ string) error {
 	present := map[types.UID]bool{}
 	for _, object := range objects {
 		if u := t.toUse(object); u != nil {
-			present[u.UID] = true
+			present[u.uid] = true
 			if err := t.Add(u); err != nil {
 				return err
 			}
