@@ -13,6 +13,8 @@ type starCase struct {
 	Rate             netns.Rate
 	// Size is the vector's, in bytes.
 	Size int
+	// MaxCPU is the goal of the clients' processor time, seconds for each GB of the vector; zero: none.
+	MaxCPU float64
 	// OfLink and OfRing are the goals: shares of the link's rate and of the ring's.
 	OfLink, OfRing float64
 	// Timeline draws one all-reduce, piece by piece.
@@ -35,6 +37,8 @@ func starCases() []starCase {
 			c := starCase{Name: fmt.Sprintf("%d+%d-%s", n, n, rate), Clients: n, Servers: n, Rate: rate, Size: 64 << 20, OfLink: 0.9, Timeline: n == 4}
 			if rate < netns.Gbit {
 				c.Size = 32 << 20
+			} else {
+				c.MaxCPU = 3
 			}
 			if n == 4 {
 				c.OfRing = 1.3
@@ -49,13 +53,15 @@ func starCases() []starCase {
 type contender struct {
 	Name  string
 	flags []string
+	polls bool // it never sleeps, so it uses what the processors have left
 }
 
 var (
-	servers        = contender{"reduction servers", []string{"--run-type", "servers"}}
-	serversChunked = contender{"servers, operations of 512 KiB", []string{"--run-type", "servers", "--chunksize", "512K"}}
-	ring           = contender{"ring", []string{"--run-type", "ring"}}
-	contenders     = []contender{servers, serversChunked, ring}
+	servers        = contender{Name: "reduction servers", flags: []string{"--run-type", "servers"}}
+	serversPolled  = contender{Name: "servers, polled as NCCL polls", flags: []string{"--run-type", "servers", "--driver", "nccl"}, polls: true}
+	serversChunked = contender{Name: "servers, operations of 512 KiB", flags: []string{"--run-type", "servers", "--chunksize", "512K"}}
+	ring           = contender{Name: "ring", flags: []string{"--run-type", "ring"}}
+	contenders     = []contender{servers, serversPolled, serversChunked, ring}
 )
 
 // caseNames are all cases: those with limited links, and three others.

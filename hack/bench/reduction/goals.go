@@ -61,6 +61,7 @@ func (r starResult) plain() float64 {
 
 func algbw(r outcome) float64 { return r.Algbw }
 func busy(r outcome) float64  { return r.Busy }
+func cpu(r outcome) float64   { return r.CPU }
 
 // rows are the table of goals.
 func (r report) rows() []goalRow {
@@ -106,6 +107,9 @@ func (r starResult) rows() []goalRow {
 			measured: fmt.Sprintf("%.4f GB/s, %.2f", pieces, pieces/limit),
 		})
 	}
+	if c.MaxCPU > 0 {
+		rows = append(rows, r.processorTime()...)
+	}
 	if c.OfRing > 0 {
 		rows = append(rows, goalRow{
 			what: c.title() + ": algbw", reference: fmt.Sprintf("ring, %.4f GB/s", byRing),
@@ -113,6 +117,26 @@ func (r starResult) rows() []goalRow {
 		})
 	}
 	return rows
+}
+
+// processorTime has a row for each of the two drivers. What the one that sleeps uses is nearly all the plugin's own work.
+func (r starResult) processorTime() []goalRow {
+	c := r.Case
+	own := r.of(servers, cpu)
+	row := func(driver string, of contender, reference, limit string) goalRow {
+		got := r.of(of, cpu)
+		return goalRow{
+			what: fmt.Sprintf("%s: processor time of all clients for each GB, %s", c.title(), driver), reference: reference,
+			measured: fmt.Sprintf("%.2f s", got), goal: fmt.Sprintf("at most %g s", c.MaxCPU), reached: got <= c.MaxCPU, limit: limit,
+		}
+	}
+	rows := []goalRow{row("driver that sleeps", servers, fmt.Sprintf("ring, %.2f s", r.of(ring, cpu)),
+		fmt.Sprintf("the number of clients: %.2f s for each, which sends a GB and receives one", own/float64(c.Clients)))}
+	if len(r.Runs[serversPolled.Name]) == 0 {
+		return rows
+	}
+	return append(rows, row("driver that yields as NCCL's proxy does", serversPolled, fmt.Sprintf("driver that sleeps, %.2f s", own),
+		fmt.Sprintf("the polling: a thread that never sleeps uses what the processors have left, and at the link's rate a GB takes %.1f s, whatever the plugin does", 1/c.limit())))
 }
 
 func (r caseResult) small() goalRow {

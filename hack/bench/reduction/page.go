@@ -37,6 +37,8 @@ func (r report) markdown() []byte {
 	b.WriteString(`.
 Each client and server is a network namespace with a link of its own to a switch (` + "`go run ./hack/lab/net --help`" + `). In each round
 all contenders run one after the other: ranks all-reduce a vector of float32 through the plugin, and check every element once.
+They ask for completions and sleep where nothing moves, so that processor time is not the polling's: many ranks share this machine's
+processors. A contender that is polled as NCCL polls only yields (` + "`evenkeel-bench reduction --driver nccl`" + `).
 algbw is bytes of the vector per time, 10^9 bytes a second; figures are medians. The ring is ` + "`evenkeel-bench`" + `'s own, over the same
 plugin and links; no ring of NCCL's is measured here. Processors in use are those of the whole run, its start and its checks included.
 Plain sockets are a blocking connection from each client to each server. All send and receive as much as they can in both directions,
@@ -108,8 +110,8 @@ func (r starResult) details(b *bytes.Buffer, from string) {
 			rates = append(rates, run.Algbw)
 		}
 		use := r.of(contender, busy)
-		limited = limited || use >= busyShare
-		add(contender.Name, rates, fmt.Sprintf("%.2f", r.of(contender, func(o outcome) float64 { return o.CPU })), use)
+		limited = limited || !contender.polls && use >= busyShare
+		add(contender.Name, rates, fmt.Sprintf("%.2f", r.of(contender, cpu)), use)
 	}
 	if len(r.Plain) > 0 {
 		var rates, use []float64

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use evenkeel_nccl_abi::HANDLE_SIZE;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
@@ -20,7 +20,7 @@ use crate::plain_sockets::{PlainConnection, PlainOptions, PlainRequest};
 use crate::plugin_host::{self, Connecting, Listener, Plugin, Receiver, Region, Sender, log};
 use crate::ranks::bootstrap::World;
 use crate::ranks::spawn;
-use crate::ranks::wait::Wait;
+use crate::ranks::wait::{Driver, Wait};
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
@@ -101,24 +101,6 @@ impl Options {
     fn check(&self, message: u32) -> Check {
         let first = self.warmup == 0 && message < self.first();
         if self.check_all || first { Check::All } else { Check::Stamp }
-    }
-}
-
-/// How a thread asks for completions. It goes round all connections, and asks for the oldest request of each.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Driver {
-    /// As NCCL's proxy: it yields the processor after a round in which nothing moved
-    Nccl,
-    /// It sleeps after many such rounds, longer and longer, and leaves the processors to others
-    Sleep,
-}
-
-impl Driver {
-    fn wait(self) -> Wait {
-        match self {
-            Self::Nccl => Wait::yielding(),
-            Self::Sleep => Wait::new(),
-        }
     }
 }
 

@@ -14,6 +14,7 @@ use crate::output::report::{Measured, Network, Printer, RankLine, Row};
 use crate::plugin_host::{Region, log};
 use crate::ranks::bootstrap::World;
 use crate::ranks::spawn;
+use crate::ranks::wait::Driver;
 use ring::{Buffers, Ring};
 
 /// What to measure. The flags are nccl-tests'.
@@ -78,7 +79,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 fn measure(options: &Options, sizes: &[u64], world: &mut World) -> Result<u64> {
     let (plugin, network) = options.network.open()?;
     let mut printer = start_printer(options, world, &network)?;
-    let mut ring = Ring::connect(&plugin, options.network.device, world)?;
+    let mut ring = Ring::connect(&plugin, options.network.device, Driver::Sleep, world)?;
     let most = sizes.iter().max().map_or(0, |size| *size as usize);
     let (own, result) = (Region::new(most)?, Region::new(most)?);
     ring.register(&own)?;

@@ -14,7 +14,7 @@ use crate::element::{Op, Type};
 use crate::error::Result;
 use crate::plugin_host::{Plugin, Receiver, Region, Request, Sender};
 use crate::ranks::bootstrap::World;
-use crate::ranks::wait::Wait;
+use crate::ranks::wait::{Driver, Wait};
 
 /// The longest message, bytes: a multiple of every element's size.
 const SLICE: usize = 1 << 20;
@@ -31,6 +31,7 @@ pub(crate) struct Ring {
     scratch: Region,
     next: String,
     previous: String,
+    driver: Driver,
     sent: u64,
 }
 
@@ -45,11 +46,17 @@ pub(crate) struct Buffers<'a> {
 }
 
 impl Ring {
-    /// Connects to the neighbours through one of the plugin's devices. All ranks call it together.
+    /// Connects to the neighbours through one of the plugin's devices. All ranks call it together. The driver is that of the
+    /// operations.
     ///
     /// # Errors
     /// Names the neighbour that could not be connected to, and what the plugin said.
-    pub(crate) fn connect(plugin: &Plugin, device: usize, world: &mut World) -> Result<Self> {
+    pub(crate) fn connect(
+        plugin: &Plugin,
+        device: usize,
+        driver: Driver,
+        world: &mut World,
+    ) -> Result<Self> {
         let (rank, ranks) = (world.rank(), world.ranks().len());
         let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
         let mut ring = Self {
@@ -59,6 +66,7 @@ impl Ring {
             scratch: Region::new(SLICE * DEPTH)?,
             next: world.describe(next),
             previous: world.describe(previous),
+            driver,
             sent: 0,
         };
         if ranks == 1 {
@@ -136,7 +144,7 @@ impl Ring {
         let (mut sent, mut received, mut slot) = (Done::default(), Done::default(), 0);
         let mut next_send = sends.next();
         let mut next_receive = receives.next();
-        let mut wait = Wait::new();
+        let mut wait = self.driver.wait();
         loop {
             let mut moved = false;
             while receiving.len() < DEPTH

@@ -1,9 +1,12 @@
 //! Waiting for a plugin as NCCL's progress thread does: polling, and yielding the processor in between. A wait has a
 //! timeout and checks the other ranks. After some time without progress it sleeps between polls, longer and longer: many
-//! ranks may share one machine's processors. [`Wait::yielding`] never sleeps, as NCCL's thread.
+//! ranks may share one machine's processors. [`Driver::Nccl`] never sleeps, as NCCL's thread.
 
 use std::thread;
 use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::ranks::bootstrap::World;
@@ -21,6 +24,26 @@ const POLLS_PER_CHECK: u32 = 1024;
 /// Maximum time between two checks, should single polls be slow.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
+/// How a thread asks for completions. It goes round all connections, and asks for the oldest request of each.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Driver {
+    /// As NCCL's proxy: it yields the processor after a round in which nothing moved
+    Nccl,
+    /// It sleeps after many such rounds, longer and longer, and leaves the processors to others
+    Sleep,
+}
+
+impl Driver {
+    /// A wait that begins at its first idle poll.
+    pub(crate) fn wait(self) -> Wait {
+        match self {
+            Self::Nccl => Wait { sleeps: false, ..Wait::new() },
+            Self::Sleep => Wait::new(),
+        }
+    }
+}
+
 /// One wait for progress. Every success begins a new one.
 pub(crate) struct Wait {
     sleeps: bool,
@@ -33,11 +56,6 @@ impl Wait {
     /// A wait that begins at its first idle poll.
     pub(crate) fn new() -> Self {
         Self { sleeps: true, idle: 0, since: None, checked: None }
-    }
-
-    /// One that only yields the processor.
-    pub(crate) fn yielding() -> Self {
-        Self { sleeps: false, ..Self::new() }
     }
 
     /// There was progress.

@@ -125,14 +125,17 @@ fn port_of(listener: &TcpListener) -> Result<u16> {
     Ok(address.port())
 }
 
+/// How a value is given on the command line.
+fn name(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
 /// Those of a rank.
 fn arguments(options: &Options) -> Vec<String> {
-    let name = |value: &RunType| {
-        value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-    };
     let run = &options.run;
     let given = [
         ("--run-type", Some(name(&options.run_type))),
+        ("--driver", Some(name(&options.driver))),
         ("--size", Some(options.size.0.to_string())),
         ("--chunksize", options.chunksize.map(|size| size.0.to_string())),
         ("--depth", Some(options.depth.to_string())),

@@ -19,6 +19,7 @@ use clap::{Args, ValueEnum};
 use crate::cli::options::{NetworkOptions, RankOptions, RunOptions};
 use crate::cli::size::Size;
 use crate::error::Result;
+use crate::ranks::wait::Driver;
 use hosts::Hosts;
 use launch::Launch;
 use sweep::Sweep;
@@ -47,6 +48,8 @@ Examples:
     evenkeel-bench reduction --analyze log --plot begin.svg --xlim 0,20
   Each operation at one of four servers, which take turns, and not over all of them:
     evenkeel-bench reduction --ranks 4 --servers 4 --chunksize 512K --split 1
+  Asked for completions as NCCL's proxy asks, which takes a processor for each rank:
+    evenkeel-bench reduction --ranks 2 --servers 2 --driver nccl --json
   Which settings are best:
     evenkeel-bench reduction --ranks 2 --servers 2 --sweep piece=64K,256K,1M --sweep split=1,2
   Eight jobs at a time at two servers:
@@ -86,6 +89,9 @@ pub(crate) struct Options {
     /// What reduces
     #[arg(long, value_enum, default_value_t = RunType::Servers, value_name = "TYPE")]
     run_type: RunType,
+    /// How each rank's one thread asks for completions. Ranks that share a machine's processors do best to sleep
+    #[arg(long, value_enum, default_value_t = Driver::Sleep, value_name = "DRIVER")]
+    driver: Driver,
     #[command(flatten)]
     run: RunOptions,
     /// Number of jobs at a time, each with all ranks, at the same servers

@@ -149,6 +149,7 @@ fn read(output: &[String]) -> Result<Run> {
         redop: field("redop")?.clone(),
         seconds: number("time")? / 1e6,
         cpu: None,
+        driver: None,
         // Where nothing is checked it says N/A.
         wrong: if field("#wrong")? == "N/A" { 0 } else { number("#wrong")? as u64 },
     })

@@ -18,7 +18,6 @@ use crate::error::Result;
 use crate::plugin_host::collnet::{Coll, Collectives, Elements, Registered};
 use crate::plugin_host::{Plugin, Region};
 use crate::ranks::bootstrap::World;
-use crate::ranks::wait::Wait;
 
 /// Maximum number of operations that are reported to rank 0, over all ranks.
 const MAX_SHARED: usize = 40_000;
@@ -69,7 +68,7 @@ fn measure(options: &Options, world: &mut World) -> Result<u64> {
     let mut rank = Rank { options, own: &own, result: &result, chunk, clock, operations: vec![] };
     let (seconds, cpu, wrong) = match options.run_type {
         RunType::Ring => {
-            let mut ring = Ring::connect(&plugin, options.network.device, world)?;
+            let mut ring = Ring::connect(&plugin, options.network.device, options.driver, world)?;
             ring.register(&own)?;
             ring.register(&result)?;
             rank.all(world, &mut Way::Ring(&mut ring))?
@@ -93,6 +92,7 @@ fn measure(options: &Options, world: &mut World) -> Result<u64> {
         redop: options.run.op.name().to_owned(),
         seconds,
         cpu: Some(cpu),
+        driver: Some(options.driver),
         wrong,
     };
     // Of very many, some do.
@@ -250,7 +250,7 @@ impl Rank<'_> {
         let (kind, op) = (self.options.run.kind, self.options.run.op);
         let mut running = VecDeque::new();
         let (mut at, bytes) = (0, self.own.bytes());
-        let mut wait = Wait::new();
+        let mut wait = self.options.driver.wait();
         while at < bytes || !running.is_empty() {
             let mut moved = false;
             while at < bytes && running.len() < usize::from(self.options.depth) {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::output::statistics::Statistics;
+use crate::ranks::wait::Driver;
 
 /// Begin and end, in seconds since 1970.
 pub(super) type Span = [f64; 2];
@@ -43,6 +44,9 @@ pub(super) struct Run {
     /// Processor time of the timed reductions, all threads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) cpu: Option<f64>,
+    /// None where something else drives the network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) driver: Option<Driver>,
     /// Elements that were wrong here.
     pub(super) wrong: u64,
 }
@@ -113,6 +117,8 @@ pub(super) struct OfClients {
     /// Processor seconds of all ranks of all jobs for each reduction.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) cpu: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) driver: Option<Driver>,
     pub(super) wrong: u64,
     /// None where only the mean is known, as of nccl-tests.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -254,6 +260,7 @@ impl Logs {
             time_us: seconds * 1e6,
             algbw: jobs as f64 * first.size as f64 / seconds / 1e9,
             cpu: runs.iter().map(|run| run.cpu).sum(),
+            driver: first.driver,
             wrong: runs.iter().map(|run| run.wrong).sum(),
             e2e: operations(|operation| operation.e2e),
             req: operations(|operation| operation.req),

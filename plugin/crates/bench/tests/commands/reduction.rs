@@ -41,6 +41,25 @@ fn reduction_steps_are_reported_and_logged() {
 }
 
 #[test]
+fn reduction_drivers_reach_every_rank() {
+    built();
+    let servers = ["--servers", "1", "--json"];
+    for (more, driver) in [
+        (&[][..], "sleep"),
+        (&["--driver", "nccl"], "nccl"),
+        (&["--driver", "nccl", "--run-type", "ring"], "nccl"),
+    ] {
+        let ended = run(&[&SMALL[..], &servers, more].concat());
+        assert!(ended.status.success(), "{ended:?}");
+        let json: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+        assert_eq!(
+            (&json["clients"]["driver"], &json["clients"]["wrong"]),
+            (&driver.into(), &0.into())
+        );
+    }
+}
+
+#[test]
 fn reduction_jobs_share_servers() {
     built();
     let ended = run(&[&SMALL[..], &["--servers", "1", "--jobs", "3", "--json"]].concat());
