@@ -18,6 +18,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
@@ -134,16 +135,17 @@ func (b Builder) debian(ctx context.Context, root string) (string, error) {
 	return b.id(ctx, debianImage)
 }
 
-// debootstrap makes the root of a release of Debian in dir, in the place of what is there.
-func (b Builder) debootstrap(ctx context.Context, release, dir string) error {
+// debootstrap makes the root of a release of Debian in dir, in the place of what is there. Flags are for another distribution.
+func (b Builder) debootstrap(ctx context.Context, release, dir string, flags ...string) error {
 	if err := toolbox.EnsurePrograms(ctx, b.progress(), []toolbox.Program{{Name: "debootstrap", Package: "debootstrap"}}); err != nil {
 		return err
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		return fmt.Errorf("clear %s: %w", dir, err)
 	}
-	b.report("making a root of Debian " + release + " (a minute or two, once)")
-	return b.run(ctx, filepath.Dir(dir), nil, "debootstrap", "--variant=minbase", release, dir)
+	b.report("making a root of " + release + " (a minute or two, once)")
+	args := append(slices.Clone(flags), "--variant=minbase", release, dir)
+	return b.run(ctx, filepath.Dir(dir), nil, "debootstrap", args...)
 }
 
 // codename is the name of the Debian release that a file like /etc/os-release describes.
