@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/accelerator"
 	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate/kueue"
 	"evenkeel.dev/evenkeel/operator/internal/controller/networkprofile"
 	"evenkeel.dev/evenkeel/operator/internal/inject"
@@ -117,6 +118,21 @@ func rdma(nodes []corev1.Node, profiles []evenkeel.NetworkProfile) []Finding {
 		all = append(all, Finding{"rdma", OK, "no node offers an RDMA device: jobs use TCP. Whether nodes have RDMA hardware cannot be seen from the API", "with such hardware, install a device plugin: docs/rdma.md"})
 	case len(without) > 0:
 		all = append(all, Finding{"rdma", Note, fmt.Sprintf("%s without an RDMA device, as no device plugin offers one there: %s", counted(len(without), "node"), text.List(sorted(without), maxNamed)), "if they should: does the device plugin's DaemonSet run there, and does its configuration name their cards?"})
+	}
+	return all
+}
+
+// gpuDirect says for which profiles messages of GPUs are copied through host memory, though jobs get an RDMA device.
+func gpuDirect(nodes []corev1.Node, profiles []evenkeel.NetworkProfile) []Finding {
+	if !slices.ContainsFunc(nodes, func(n corev1.Node) bool { return accelerator.Has(&n) }) {
+		return nil
+	}
+	var all []Finding
+	for _, p := range profiles {
+		if p.Spec.Transport.Mode != evenkeel.TransportRDMA && meta.IsStatusConditionTrue(p.Status.Conditions, evenkeel.ConditionRDMA) {
+			all = append(all, Finding{"rdma", Note, p.Name + ": mode Auto does without GPUDirect: messages are copied through host memory, as TCP may carry some of them",
+				"if GPUs and cards of the nodes can do it, set spec.transport.mode: RDMA; peers that cannot use RDMA then fail: docs/rdma.md#6-gpu-memory-gpudirect"})
+		}
 	}
 	return all
 }

@@ -111,6 +111,7 @@ func (d *Doctor) Examine(ctx context.Context) ([]Finding, error) {
 	if s.installed {
 		checks = append(checks, d.deployments, d.admission, d.certificate, d.registries, d.namespaces)
 		all = append(all, profiles(s.profiles)...)
+		all = append(all, gpuDirect(s.nodes, s.profiles)...)
 		all = append(all, plugin(s.pods)...)
 		all = append(all, versions(s.pods)...)
 	}

@@ -62,6 +62,8 @@ func TestDoctorFindings(t *testing.T) {
 		p.Status = evenkeel.NetworkProfileStatus{ObservedGeneration: 1, Conditions: conditions, RDMANodes: &rdmaNodes}
 		return p
 	}
+	gpu := node("gpu", "", "", "8", "8")
+	gpu.Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("8")
 	ready := condition(evenkeel.ConditionReady, metav1.ConditionTrue, "fine")
 	const reported = "Loaded 2026-11-23T07:00:00Z version 0.1.0, protocol "
 	for name, test := range map[string]struct {
@@ -95,7 +97,12 @@ func TestDoctorFindings(t *testing.T) {
 		"plugins of two versions": {versions([]corev1.Pod{pod("a", annotated(reported+"7, devices: x")), pod("b", annotated(reported+"6, devices: y"))}),
 			[]string{"Note versions version 0.1.0, protocol 6: 1 pod; version 0.1.0, protocol 7: 1 pod"}},
 		"no plugin has said its version": {versions(nil), nil},
-		"RDMA on some":                   {profiles([]evenkeel.NetworkProfile{profile("Auto", append(condition(evenkeel.ConditionRDMA, metav1.ConditionFalse, "1 of 2 nodes"), ready...), 1)}), []string{"OK profiles", "Note rdma default: 1 of 2 nodes"}},
+		"GPUs without GPUDirect": {gpuDirect([]corev1.Node{gpu}, []evenkeel.NetworkProfile{profile("Auto", condition(evenkeel.ConditionRDMA, metav1.ConditionTrue, ""), 1)}),
+			[]string{"Note rdma default: mode Auto does without GPUDirect"}},
+		"GPUs with GPUDirect": {gpuDirect([]corev1.Node{gpu}, []evenkeel.NetworkProfile{profile("RDMA", condition(evenkeel.ConditionRDMA, metav1.ConditionTrue, ""), 1)}), nil},
+		"GPUs without RDMA":   {gpuDirect([]corev1.Node{gpu}, []evenkeel.NetworkProfile{profile("Auto", condition(evenkeel.ConditionRDMA, metav1.ConditionFalse, ""), 0), profile("TCP", nil, 0)}), nil},
+		"RDMA without GPUs":   {gpuDirect([]corev1.Node{node("a", "", "", "8", "8")}, []evenkeel.NetworkProfile{profile("Auto", condition(evenkeel.ConditionRDMA, metav1.ConditionTrue, ""), 1)}), nil},
+		"RDMA on some":        {profiles([]evenkeel.NetworkProfile{profile("Auto", append(condition(evenkeel.ConditionRDMA, metav1.ConditionFalse, "1 of 2 nodes"), ready...), 1)}), []string{"OK profiles", "Note rdma default: 1 of 2 nodes"}},
 		"pods of every state": {plugin([]corev1.Pod{
 			pod("good", annotated("Loaded 2026-11-23T07:00:00Z version 0.1.0")),
 			pod("bad", annotated("Failed 2026-11-23T07:00:00Z EVENKEEL_FLOWS=many")),

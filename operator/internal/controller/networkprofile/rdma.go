@@ -73,9 +73,13 @@ func observeRDMA(profile *evenkeel.NetworkProfile, nodes []*corev1.Node, status 
 	if strict {
 		otherwise = "; jobs are refused"
 	}
+	gpuDirect := ""
+	if !strict && slices.ContainsFunc(nodes, accelerator.Has) {
+		gpuDirect = "; mode Auto does without GPUDirect, as TCP may carry some messages: set spec.transport.mode to RDMA for it"
+	}
 	give := func(name, why, format string, args ...any) {
 		status.RDMAResourceName = name
-		value, reason, message = metav1.ConditionTrue, why, "jobs get "+name+fmt.Sprintf(format, args...)
+		value, reason, message = metav1.ConditionTrue, why, "jobs get "+name+fmt.Sprintf(format, args...)+gpuDirect
 	}
 	switch {
 	case len(everywhere) == 1:

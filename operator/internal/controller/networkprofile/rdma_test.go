@@ -100,6 +100,29 @@ func TestObserveRDMADevice(t *testing.T) {
 	}
 }
 
+// GPUDirect is mentioned only where it could be had by mode RDMA: with GPUs, and where jobs get a device.
+func TestObserveRDMAMentionsGPUDirect(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		mode  evenkeel.TransportMode
+		nodes []corev1.Node
+		want  bool
+	}{
+		{"GPUs", evenkeel.TransportAuto, fleet("rdma/a", "rdma/a", "cpu:"), true},
+		{"GPUs, with mode RDMA", evenkeel.TransportRDMA, fleet("rdma/a", "rdma/a"), false},
+		{"no GPUs", evenkeel.TransportAuto, fleet("cpu:rdma/a", "cpu:rdma/a"), false},
+		{"no device for jobs", evenkeel.TransportAuto, fleet("rdma/a", ""), false},
+	} {
+		profile := &evenkeel.NetworkProfile{}
+		profile.Spec.Plugin.Image = image
+		profile.Spec.Transport.Mode = test.mode
+		c := meta.FindStatusCondition(Observe(profile, test.nodes, "").Conditions, evenkeel.ConditionRDMA)
+		if got := strings.Contains(c.Message, "GPUDirect"); got != test.want {
+			t.Errorf("%s: %q", test.name, c.Message)
+		}
+	}
+}
+
 // TestObserveRDMADeviceIsKept has a device plugin that fails on some nodes: jobs of one hour do not get what those of the next do
 // not.
 func TestObserveRDMADeviceIsKept(t *testing.T) {
