@@ -27,7 +27,8 @@ type report struct {
 
 // staticNote says what static mode is, and what it is not.
 const staticNote = "`" + staticName + "` is Evenkeel's own static mode (`" + staticSetting + "=" + staticValue + "`): it assigns chunks to connections in turn, with re-pathing\n" +
-	"and the caller's inline write off. It is not the behaviour of NCCL's own sockets, nor of bagua-net; neither is measured here.\n"
+	"and the caller's inline write off. It is not the behaviour of NCCL's own sockets, nor of bagua-net. Contenders with the name of another library are that\n" +
+	"library's own code, built outside of this repository as a plugin for the same driver (`--plugin NAME=PATH`); the name says the version.\n"
 
 // otherPages says where the rest of what is measured of TCP is.
 const otherPages = "Other pages: [thousands of connections that are open](scale.md), [a driver that polls as NCCL's proxy does](polling.md),\n" +
