@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"slices"
@@ -119,6 +120,48 @@ func TestWebhooksFailClosedForLabelledPodsOnly(t *testing.T) {
 	}
 }
 
+// TestInjectionByPolicyHasNoWebhook: no webhook, no certificate and no Service that the API server calls; and what the API server
+// cannot evaluate refuses only pods that ask for Evenkeel.
+func TestInjectionByPolicyHasNoWebhook(t *testing.T) {
+	objects := render(t, "evenkeel", "--kube-version=1.36", "--set", "injection.mode=MutatingAdmissionPolicy,networkPolicy.enabled=true,webhook.certs.source=Supplied")
+	policies := 0
+	for key, object := range objects {
+		kind, name, _ := strings.Cut(key, "/")
+		switch {
+		case kind == "MutatingWebhookConfiguration" || kind == "Secret" || strings.Contains(name, "webhook") || strings.Contains(name, "certificates") || strings.HasSuffix(name, "reports"):
+			t.Errorf("%s goes with the webhook", key)
+		case kind == "MutatingAdmissionPolicy":
+			policies++
+			if objects["MutatingAdmissionPolicyBinding/"+name] == nil {
+				t.Errorf("%s is not bound", key)
+			}
+			if policy, _, _ := unstructured.NestedString(object.Object, "spec", "failurePolicy"); policy != "Ignore" {
+				t.Errorf("%s: failurePolicy %s would stop the objects of others", key, policy)
+			}
+			fallthrough
+		case key == "ValidatingAdmissionPolicy/evenkeel-pods":
+			selector, _, _ := unstructured.NestedMap(object.Object, "spec", "matchConstraints", "namespaceSelector")
+			if text := fmt.Sprint(selector); !strings.Contains(text, "kube-system some-namespace") {
+				t.Errorf("%s: its namespaces are %s", key, text)
+			}
+			if _, found, _ := unstructured.NestedMap(object.Object, "spec", "paramKind"); found && kind == "ValidatingAdmissionPolicy" {
+				t.Errorf("%s fails for every pod if its parameter cannot be read", key)
+			}
+		}
+	}
+	if policies != 3 {
+		t.Errorf("%d mutating policies, want 3", policies)
+	}
+	if out, err := helm(t, "template", "evenkeel", "evenkeel", "--kube-version=1.35", "--set", "injection.mode=MutatingAdmissionPolicy"); err == nil || !strings.Contains(out, "needs Kubernetes 1.36 or later") {
+		t.Errorf("with Kubernetes 1.35: %v\n%s", err, out)
+	}
+	for key := range render(t, "evenkeel") {
+		if strings.HasPrefix(key, "MutatingAdmissionPolicy") {
+			t.Errorf("%s beside the webhook", key)
+		}
+	}
+}
+
 func TestPodsFitTheRestrictedStandard(t *testing.T) {
 	for key, object := range render(t, "evenkeel") {
 		if object.GetKind() != "Deployment" && object.GetKind() != "Job" {
@@ -197,6 +240,7 @@ func TestPermissionsAreNarrow(t *testing.T) {
 		"self-managed": {"--set", "defaultProfile.spec.plugin.image=" + pinned},
 		"supplied":     {"--set", "webhook.certs.source=Supplied,webhook.certs.secretName=mine"},
 		"reduction":    {"--set", "reduction.image=reduction:1"},
+		"policy":       {"--kube-version=1.36", "--set", "injection.mode=MutatingAdmissionPolicy"},
 	}
 	// What may be written, and under which names; "" stands for any.
 	writes := map[string][]string{
@@ -219,6 +263,8 @@ func TestPermissionsAreNarrow(t *testing.T) {
 		"leases":                        {"evenkeel-controller"},
 		"secrets":                       {"evenkeel-webhook-cert"}, // and the CA's, which is seen to below
 		"mutatingwebhookconfigurations": {"evenkeel"},
+		// Without it, pods do not wait; nothing is changed of anybody's.
+		"mutatingadmissionpolicybindings": {"evenkeel-pod-gates"},
 	}
 	// What checks are made of may be written in the chart's own namespace only.
 	for _, resource := range []string{"jobs", "mpijobs", "services", "configmaps"} {
@@ -474,6 +520,7 @@ func TestReductionImage(t *testing.T) {
 func TestValuesSchemaErrors(t *testing.T) {
 	for value, want := range map[string]string{
 		"webhok.replicas=1":                                   "webhok",
+		"injection.mode=Policy":                               "mode",
 		"webhook.replicas=0":                                  "replicas",
 		"image.digest=latest":                                 "digest",
 		"metrics.bindAddress=80":                              "bindAddress",

@@ -185,3 +185,19 @@ object.metadata.all(k, k in ['{{ . }}', 'managedFields', 'resourceVersion', 'gen
 {{- define "evenkeel.reductionRepository" -}}
 {{- regexReplaceAll ":[^:/]*$" (regexFind "^[^@]*" .Values.reduction.image) "" -}}
 {{- end -}}
+
+{{- /* Whether pods report; empty: they do not. The address that they report to is a number, which a policy cannot know. */ -}}
+{{- define "evenkeel.reports" -}}
+{{- if and .Values.pluginReports.enabled (eq .Values.injection.mode "Webhook") -}}true{{- end -}}
+{{- end -}}
+
+{{- /* The namespaces whose pods are injected. */ -}}
+{{- define "evenkeel.injectedNamespaces" -}}
+matchExpressions:
+  - {key: kubernetes.io/metadata.name, operator: NotIn, values: [kube-system, {{ .Release.Namespace }}]}
+{{- end -}}
+
+{{- /* The profile that a pod asks for, in CEL; empty: none. Pods of jobs from before the policy have the label only. */ -}}
+{{- define "evenkeel.podProfile" -}}
+object.metadata.?annotations[?'evenkeel.dev/profile'].orValue(object.metadata.?labels[?'evenkeel.dev/profile'].orValue(''))
+{{- end -}}

@@ -69,12 +69,14 @@ const (
 // OwnerKey is the label on pods that asked for a profile themselves, with the UID of their owner. Its later pods get the same.
 const OwnerKey = "evenkeel.dev/owner"
 
-// Annotations that the pod webhook puts on pods.
+// Annotations that the pod webhook, or the policy in its place, puts on pods.
 const (
-	// InjectedKey has a hash of what was injected.
+	// InjectedKey has a hash of what was injected, or the profile and its generation where a policy did it.
 	InjectedKey = "evenkeel.dev/injected"
 	// SkippedKey says what was left alone, and why.
 	SkippedKey = "evenkeel.dev/skipped"
+	// RefusedKey says why a policy refuses the pod.
+	RefusedKey = "evenkeel.dev/refused"
 	// PluginStatusKey says whether NCCL uses the plugin in the pod: PluginNotReported at first, and what the plugin reports later.
 	PluginStatusKey   = "evenkeel.dev/plugin-status"
 	PluginNotReported = "NotReported"

@@ -48,7 +48,7 @@ type controllerRole struct {
 	process
 	elect                                                  bool
 	electionID, defaultProfile, benchImage, reductionImage string
-	webhookConfiguration                                   string
+	webhookConfiguration, gateBinding                      string
 	checkPriorityClass                                     string
 	reportAddress                                          string
 	imagePullSecrets                                       []string
@@ -73,6 +73,7 @@ func controllerCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&c.elect, "leader-elect", false, "elect a leader: one of several replicas works at a time")
 	cmd.Flags().StringVar(&c.electionID, "leader-election-id", "", "name of the Lease of the leader election")
 	cmd.Flags().StringVar(&c.webhookConfiguration, "webhook-config", "", "the MutatingWebhookConfiguration to delete when the controller's namespace is deleted; none: it stays")
+	cmd.Flags().StringVar(&c.gateBinding, "gate-binding", "", "the MutatingAdmissionPolicyBinding that gates pods, to delete when the controller's namespace is deleted; none: it stays")
 	cmd.Flags().StringVar(&c.defaultProfile, "default-profile", "", "file with the NetworkProfile to apply at the start")
 	cmd.Flags().StringVar(&c.benchImage, "bench-image", "", "image with evenkeel-bench, for NetworkChecks that name none")
 	cmd.Flags().StringVar(&c.checkPriorityClass, "check-priority-class", "", "PriorityClass of the pods of NetworkChecks, which should give way to all others; none: the cluster's default")
@@ -174,7 +175,7 @@ func (c *controllerRole) run(ctx context.Context) error {
 }
 
 // release opens all gates if this namespace is being deleted: no other controller will come that does. It deletes the webhook
-// configuration first, since the webhook goes too, and would leave the jobs without pods. The pods of a namespace end before the
+// configuration first, since the webhook goes too, and would leave the jobs without pods; or the binding of the policy that gates pods. The pods of a namespace end before the
 // rest of it is deleted, so the permissions last.
 func (c *controllerRole) release(ctx context.Context, mgr manager.Manager) error {
 	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
@@ -197,6 +198,9 @@ func (c *controllerRole) release(ctx context.Context, mgr manager.Manager) error
 	var steps []uninstall.Step
 	if c.webhookConfiguration != "" {
 		steps = append(steps, uninstall.WebhookConfiguration(live, c.webhookConfiguration))
+	}
+	if c.gateBinding != "" {
+		steps = append(steps, uninstall.GateBinding(live, c.gateBinding))
 	}
 	steps = append(steps, uninstall.Gates(live, now)...)
 	if err := uninstall.Run(ctx, os.Stderr, now, append(steps, uninstall.Leftovers(live, now)...)...); err != nil {

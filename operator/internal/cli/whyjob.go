@@ -201,6 +201,10 @@ func explainTemplates(job *unstructured.Unstructured, out io.Writer) error {
 	}
 	seen := map[string]bool{}
 	for _, t := range templates {
+		if t.Label(evenkeel.ProfileKey) == "" && t.Annotations()[evenkeel.ProfileKey] != "" {
+			fmt.Fprintf(out, "  %s asks for %s: each pod gets it as it is when the pod is created\n", t.Path, t.Annotations()[evenkeel.ProfileKey])
+			continue
+		}
 		if t.Label(evenkeel.ProfileKey) == "" {
 			fmt.Fprintf(out, "  %s does not have it: the webhook did not see the job when it was created; create the job again\n", t.Path)
 			continue
@@ -241,7 +245,7 @@ func explainPods(pods []corev1.Pod, out io.Writer) error {
 		case pod.Annotations[evenkeel.InjectedKey] == "" && pod.Labels[evenkeel.ProfileKey] == "":
 			outcome = "not injected: it asks for no profile"
 		case pod.Annotations[evenkeel.InjectedKey] == "":
-			outcome = "not injected: the webhook did not see it; it runs without the plugin"
+			outcome = "not injected: neither webhook nor policy saw it; it runs without the plugin"
 		case skipped != "":
 			outcome = "injected, but left unchanged: " + skipped
 		}

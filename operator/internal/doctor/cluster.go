@@ -39,6 +39,18 @@ func kubernetesVersion(given string) Finding {
 	return Finding{"kubernetes", OK, given, ""}
 }
 
+// mutatingPolicies says whether the API server can inject without a webhook.
+func (d *Doctor) mutatingPolicies(context.Context, *state) ([]Finding, error) {
+	_, err := d.Client.RESTMapper().RESTMapping(schema.GroupKind{Group: "admissionregistration.k8s.io", Kind: "MutatingAdmissionPolicy"}, "v1")
+	switch {
+	case meta.IsNoMatchError(err):
+		return []Finding{{"policies", OK, "the cluster serves no MutatingAdmissionPolicy v1, which Kubernetes has from 1.36: injection.mode has to be Webhook", ""}}, nil
+	case err != nil:
+		return nil, fmt.Errorf("discover MutatingAdmissionPolicy: %w", err)
+	}
+	return []Finding{{"policies", OK, "the cluster serves MutatingAdmissionPolicy v1: Evenkeel can do without a webhook (injection.mode)", ""}}, nil
+}
+
 // runtimes says which nodes can mount images, by container runtime.
 func runtimes(nodes []corev1.Node) []Finding {
 	able, unable := map[string][]string{}, map[string][]string{}

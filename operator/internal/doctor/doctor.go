@@ -107,7 +107,7 @@ func (d *Doctor) Examine(ctx context.Context) ([]Finding, error) {
 	all = append(all, runtimes(s.nodes)...)
 	all = append(all, processors(s.nodes)...)
 	all = append(all, rdma(s.nodes, s.profiles)...)
-	checks := []func(context.Context, *state) ([]Finding, error){d.kueue}
+	checks := []func(context.Context, *state) ([]Finding, error){d.mutatingPolicies, d.kueue}
 	if s.installed {
 		checks = append(checks, d.deployments, d.admission, d.certificate, d.registries, d.namespaces)
 		all = append(all, profiles(s.profiles)...)

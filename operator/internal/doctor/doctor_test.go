@@ -112,7 +112,7 @@ func TestDoctorFindings(t *testing.T) {
 				p.Status.Phase = corev1.PodPending
 				p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Image: "registry.example.com/p@sha256:0", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff"}}}}
 			}),
-		}), []string{"OK plugin NCCL uses the plugin in 1 pod", "Problem plugin running pods that the webhook did not see, and so without the plugin: 1 (ml/unseen)", "Problem plugin running pods in which the plugin refused to start, EVENKEEL_FLOWS=many: 1 (ml/bad)",
+		}), []string{"OK plugin NCCL uses the plugin in 1 pod", "Problem plugin running pods that neither webhook nor policy saw, and so without the plugin: 1 (ml/unseen)", "Problem plugin running pods in which the plugin refused to start, EVENKEEL_FLOWS=many: 1 (ml/bad)",
 			"Problem plugin pods that wait for an image: 1 (ml/pulling (registry.example.com", "Note plugin running pods that have not reported", "Unknown glibc the API does not show"}},
 	} {
 		if len(test.findings) != len(test.want) {

@@ -70,6 +70,9 @@ func (d *Doctor) admission(ctx context.Context, _ *state) ([]Finding, error) {
 	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{GenerateName: "evenkeel-doctor-", Namespace: metav1.NamespaceDefault, Annotations: map[string]string{evenkeel.ProfileKey: probeProfile}}}
 	job.Spec.Template.Spec = corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "probe", Image: "probe"}}}
 	err := d.Client.Create(ctx, job, client.DryRunAll)
+	if err == nil && job.Spec.Template.Annotations[evenkeel.ProfileKey] == probeProfile { // there is a policy, which looks at pods
+		return d.policies(ctx)
+	}
 	switch {
 	case err == nil:
 		return []Finding{{"admission", Problem, "no webhook looks at annotated jobs: they run without the plugin", "helm upgrade restores the MutatingWebhookConfiguration"}}, nil
@@ -79,6 +82,20 @@ func (d *Doctor) admission(ctx context.Context, _ *state) ([]Finding, error) {
 		return []Finding{{"admission", Problem, "annotated jobs are refused: " + err.Error(), "x509: see the certificate; timeout or refused: does the webhook run, and may the API server reach its port (webhook.hostNetwork, firewall, NetworkPolicy)?"}}, nil
 	}
 	return []Finding{{"admission", Unknown, "a job could not be tried: " + err.Error(), "run it as somebody who may create jobs in the namespace default"}}, nil
+}
+
+// policies asks the API server, in a dry run, for a pod of a profile that does not exist. The policies refuse it.
+func (d *Doctor) policies(ctx context.Context) ([]Finding, error) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "evenkeel-doctor-", Namespace: metav1.NamespaceDefault, Annotations: map[string]string{evenkeel.ProfileKey: probeProfile}}}
+	pod.Spec.Containers = []corev1.Container{{Name: "probe", Image: "probe"}}
+	err := d.Client.Create(ctx, pod, client.DryRunAll)
+	switch {
+	case err == nil:
+		return []Finding{{"admission", Problem, "no policy looks at annotated pods: they run without the plugin", "helm upgrade restores the MutatingAdmissionPolicies and their bindings"}}, nil
+	case strings.Contains(err.Error(), "no NetworkProfile is named"):
+		return []Finding{{"admission", OK, "mutating admission policies change pods; there is no webhook", ""}}, nil
+	}
+	return []Finding{{"admission", Unknown, "a pod could not be tried: " + err.Error(), "run it as somebody who may create pods in the namespace default"}}, nil
 }
 
 func (d *Doctor) certificate(ctx context.Context, _ *state) ([]Finding, error) {

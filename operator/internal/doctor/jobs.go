@@ -54,7 +54,7 @@ func plugin(pods []corev1.Pod) []Finding {
 			all = append(all, Finding{"plugin", status, fmt.Sprintf("%s: %d (%s)", message, len(names), text.List(sorted(names), maxNamed)), do})
 		}
 	}
-	add(unseen, Problem, "running pods that the webhook did not see, and so without the plugin", "create their jobs again")
+	add(unseen, Problem, "running pods that neither webhook nor policy saw, and so without the plugin", "create their jobs again")
 	add(failed, Problem, "running pods in which the plugin refused to start, "+why, "correct what it names, in spec.environment of the profile or in the container")
 	add(pulling, Problem, "pods that wait for an image", "kubectl describe pod says whether the registry, its name or a Secret is wrong")
 	add(silent, Note, "running pods that have not reported that NCCL uses the plugin", "NCCL may not have started; an image with a glibc before 2.28 cannot load it (NCCL_DEBUG=INFO says so); or UDP port 9640 of Evenkeel's namespace is closed to them")

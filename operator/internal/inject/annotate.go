@@ -25,6 +25,8 @@ func annotate(in *injection) error {
 	pod.Annotations[evenkeel.InjectedKey] = hash(in.resolved)
 	if len(skipped) > 0 {
 		pod.Annotations[evenkeel.SkippedKey] = strings.Join(skipped, "; ")
+	} else {
+		delete(pod.Annotations, evenkeel.SkippedKey) // of another pod, from which it was copied
 	}
 	return nil
 }

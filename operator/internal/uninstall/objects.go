@@ -30,6 +30,8 @@ const (
 var (
 	activeKinds = []schema.GroupVersionKind{
 		{Group: "admissionregistration.k8s.io", Version: "v1", Kind: "MutatingWebhookConfiguration"},
+		{Group: "admissionregistration.k8s.io", Version: "v1", Kind: "MutatingAdmissionPolicyBinding"},
+		{Group: "admissionregistration.k8s.io", Version: "v1", Kind: "MutatingAdmissionPolicy"},
 		{Group: "apps", Version: "v1", Kind: "Deployment"},
 	}
 	passiveKinds = []schema.GroupVersionKind{
@@ -60,7 +62,7 @@ type Release struct{ Name, Namespace string }
 // Stop are the steps after which nothing of the release works any more: nothing gates jobs or marks nodes again.
 func (r Release) Stop(c client.Client) []Step {
 	return []Step{
-		{"delete the webhooks and the deployments", func(ctx context.Context) ([]sweep.Item, error) { return r.listObjects(ctx, c, activeKinds) }},
+		{"delete the webhooks, the mutating policies and the deployments", func(ctx context.Context) ([]sweep.Item, error) { return r.listObjects(ctx, c, activeKinds) }},
 		{"end the operator's pods", func(ctx context.Context) ([]sweep.Item, error) { return r.listPods(ctx, c) }},
 	}
 }

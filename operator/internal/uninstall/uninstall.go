@@ -54,6 +54,21 @@ func WebhookConfiguration(c client.Client, name string) Step {
 	}}
 }
 
+// GateBinding is the step after which no pod is gated any more.
+func GateBinding(c client.Client, name string) Step {
+	return Step{"unbind the policy that gates pods", func(ctx context.Context) ([]sweep.Item, error) {
+		binding := &admissionregistrationv1.MutatingAdmissionPolicyBinding{}
+		err := c.Get(ctx, client.ObjectKey{Name: name}, binding)
+		if apierrors.IsNotFound(err) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read the MutatingAdmissionPolicyBinding %s: %w", name, err)
+		}
+		return []sweep.Item{deletion(c, binding, "MutatingAdmissionPolicyBinding")}, nil
+	}}
+}
+
 // Leftovers are the steps that remove what Evenkeel put on objects of others.
 func Leftovers(c client.Client, now clock.PassiveClock) []Step {
 	return []Step{

@@ -148,7 +148,7 @@ func PodEvents(pod *metav1.PartialObjectMetadata) []*corev1.Event {
 	}
 	switch skipped := pod.Annotations[evenkeel.SkippedKey]; {
 	case pod.Annotations[evenkeel.InjectedKey] == "":
-		add(corev1.EventTypeWarning, ReasonNotInjected, fmt.Sprintf("the pod has the label %s=%s, but the webhook did not see it: it runs without the plugin", evenkeel.ProfileKey, pod.Labels[evenkeel.ProfileKey]), self, job)
+		add(corev1.EventTypeWarning, ReasonNotInjected, fmt.Sprintf("the pod has the label %s=%s, but neither webhook nor policy saw it: it runs without the plugin", evenkeel.ProfileKey, pod.Labels[evenkeel.ProfileKey]), self, job)
 		return all
 	case skipped != "":
 		add(corev1.EventTypeNormal, ReasonSkipped, "left unchanged: "+skipped, self, job)
