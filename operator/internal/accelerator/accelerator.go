@@ -30,6 +30,9 @@ const migPrefix = "nvidia.com/mig-"
 // of memory: amd.com/cpx_nps4.
 var amdPartition = regexp.MustCompile(`^amd\.com/[a-z]+_nps[0-9]+$`)
 
+// Resources returns the names of the extended resources, without those that are known by their form.
+func Resources() []string { return slices.Clone(resources) }
+
 // IsResource reports whether the extended resource is an accelerator or a part of one.
 func IsResource(name corev1.ResourceName) bool {
 	return slices.Contains(resources, string(name)) || strings.HasPrefix(string(name), migPrefix) || amdPartition.MatchString(string(name))

@@ -24,6 +24,7 @@ import (
 
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/accelerator"
 	"evenkeel.dev/evenkeel/operator/internal/doctor"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 	"evenkeel.dev/evenkeel/operator/test/apiserver"
@@ -216,7 +217,7 @@ func injectionCases() []injectionCase {
 			}
 		}},
 	}
-	for _, name := range []string{"nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "nvidia.com/rail0", "amd.com/gpu", "amd.com/cpx_nps4", "amd.com/x"} {
+	for _, name := range append(accelerator.Resources(), "nvidia.com/mig-1g.10gb", "nvidia.com/rail0", "amd.com/cpx_nps4", "amd.com/x") {
 		cases = append(cases, injectionCase{name: "accelerator " + name, profile: "both-image", change: func(p *corev1.Pod) {
 			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "accelerated", Image: "x", Resources: requests(name)})
 		}})
@@ -272,6 +273,21 @@ func useMutatingPolicy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	ns := newNamespace(t, nil)
+	t.Cleanup(func() { // the last one: what other tests need is in force again
+		err := wait.PollUntilContextTimeout(context.Background(), 50*time.Millisecond, waitTimeout, true, func(ctx context.Context) (bool, error) {
+			pod := injectionCase{profile: "default"}.pod(ns)
+			job, _ := newJob("Job", ns, "default")
+			if dryRun(ctx, pod) != nil || dryRun(ctx, job) != nil {
+				return false, nil
+			}
+			templates, err := workload.Templates(job)
+			return err == nil && templates[0].Label(evenkeel.ProfileKey) != "" && templates[0].Annotations()[evenkeel.ProfileKey] == "" && pod.Annotations[evenkeel.DeliveryKey] != "", err
+		})
+		if err != nil {
+			t.Errorf("the webhooks are not in force again: %v", err)
+		}
+	})
 	hooks := install.objects["MutatingWebhookConfiguration/evenkeel"].DeepCopy()
 	if err := admin.Get(t.Context(), client.ObjectKeyFromObject(hooks), hooks); err != nil {
 		t.Fatal(err)
@@ -478,7 +494,7 @@ func policyJobs(t *testing.T) {
 				}
 				job.SetNamespace(ns)
 				job.SetName("handed")
-				job.SetAnnotations(map[string]string{evenkeel.ProfileKey: "both-image", evenkeel.ContainersKey: "c", evenkeel.GateKey: evenkeel.GateDisabled, "other": "x"})
+				job.SetAnnotations(map[string]string{evenkeel.ProfileKey: "both-image", evenkeel.ContainersKey: "c, of-another-template", evenkeel.GateKey: evenkeel.GateDisabled, "other": "x"})
 				eventually(t, "the API server knows the kind", func(ctx context.Context) (bool, error) {
 					err := dryRun(ctx, job)
 					return err == nil, nil
