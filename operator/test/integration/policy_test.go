@@ -159,6 +159,9 @@ func injectionCases() []injectionCase {
 			p.Annotations[evenkeel.SkippedKey], p.Annotations[evenkeel.PluginStatusKey], p.Annotations[evenkeel.RDMAResourceKey] = "old", "Loaded", "rdma/x=1"
 		}},
 		{name: "the host's network", profile: "both-settings", change: func(p *corev1.Pod) { p.Spec.HostNetwork = true }},
+		{name: "the host's network with a device", profile: "both-rdma", change: func(p *corev1.Pod) { p.Spec.HostNetwork = true }},
+		{name: "users of its own", profile: "both-rdma", change: func(p *corev1.Pod) { p.Spec.HostUsers = new(bool) }},
+		{name: "Windows with a device", profile: "both-rdma", change: func(p *corev1.Pod) { p.Spec.OS = &corev1.PodOS{Name: corev1.Windows} }},
 		{name: "Windows", profile: "both-image", change: func(p *corev1.Pod) { p.Spec.OS = &corev1.PodOS{Name: corev1.Windows} }},
 		{name: "placed already", profile: "both-image", change: func(p *corev1.Pod) { p.Spec.NodeName = "gpu-1" }},
 		{name: "alternatives of nodes", profile: "both-image", change: required(corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{zone}},
@@ -408,6 +411,7 @@ func policyGates(t *testing.T, policy *evenkeel.NetworkCheckPolicy, pool map[str
 		"declined": changed(func(p *corev1.Pod) { p.Annotations[evenkeel.GateKey] = evenkeel.GateDisabled }),
 		"queued":   changed(func(p *corev1.Pod) { p.Labels["kueue.x-k8s.io/podset"] = "main" }),
 		"placed":   changed(func(p *corev1.Pod) { p.Spec.NodeName = "gpu-1" }),
+		"Windows":  changed(func(p *corev1.Pod) { p.Spec.OS = &corev1.PodOS{Name: corev1.Windows}; p.Spec.NodeSelector = nil }),
 		"of another profile with a label that was copied": changed(func(p *corev1.Pod) {
 			p.Annotations[evenkeel.ProfileKey], p.Labels[evenkeel.GatedKey] = "both-image", evenkeel.GatedValue
 		}),
