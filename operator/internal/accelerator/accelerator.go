@@ -59,6 +59,11 @@ func RequestedBy(spec *corev1.PodSpec) bool {
 	return slices.ContainsFunc(spec.Containers, func(c corev1.Container) bool { return Requests(&c) })
 }
 
+// Claims reports whether a container of the pod has a ResourceClaim.
+func Claims(spec *corev1.PodSpec) bool {
+	return slices.ContainsFunc(spec.Containers, func(c corev1.Container) bool { return len(c.Resources.Claims) > 0 })
+}
+
 // Has reports whether the node has accelerators. A device plugin that has ended leaves its resource at zero; one that has not
 // started yet, or DRA instead of one, leaves only labels.
 func Has(node *corev1.Node) bool {

@@ -18,7 +18,7 @@ type gang struct {
 	// specs has one pod of each shape, and shapes says which shapes there are.
 	specs  []*corev1.PodSpec
 	shapes string
-	// kinds are the accelerators that one pod requests, each combination once.
+	// kinds are the accelerators that one pod requests, each combination once; none: it gets some by a ResourceClaim.
 	kinds []map[corev1.ResourceName]int64
 }
 
@@ -37,7 +37,8 @@ func newGang(pods []*corev1.PodSpec) gang {
 		if !had {
 			requests := resource.PodRequests(&corev1.Pod{Spec: *spec}, resource.PodResourcesOptions{})
 			uses := accelerators(requests)
-			m = member{shapeOf(spec, requests), len(uses) > 0}
+			claims := accelerator.Claims(spec)
+			m = member{shapeOf(spec, requests, claims), len(uses) > 0 || claims}
 			known[spec] = m
 			if first[m.shape] == nil {
 				first[m.shape] = spec
@@ -65,14 +66,15 @@ func newGang(pods []*corev1.PodSpec) gang {
 
 // shapeOf is what decides which nodes a pod may run on, and what it takes of them. Pods of one template differ in the rest, such as
 // their names and volumes.
-func shapeOf(spec *corev1.PodSpec, requests corev1.ResourceList) string {
+func shapeOf(spec *corev1.PodSpec, requests corev1.ResourceList, claims bool) string {
 	shape := struct {
 		Node        string
 		Selector    map[string]string
 		Required    *corev1.NodeSelector
 		Tolerations []corev1.Toleration
 		Requests    corev1.ResourceList
-	}{spec.NodeName, spec.NodeSelector, nil, spec.Tolerations, requests}
+		Claims      bool
+	}{spec.NodeName, spec.NodeSelector, nil, spec.Tolerations, requests, claims}
 	if a := spec.Affinity; a != nil && a.NodeAffinity != nil {
 		shape.Required = a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 	}
@@ -93,13 +95,21 @@ func accelerators(requests corev1.ResourceList) map[corev1.ResourceName]int64 {
 	return counts
 }
 
-// room is how many of the pods fit on the node beside what is used of it. Of pods without accelerators it is one.
-func (g gang) room(node *corev1.Node, used map[corev1.ResourceName]int64) int {
+// room is how many of the pods fit on the node beside what is used of it. Of pods without accelerators it is one. So it is of those
+// that have a ResourceClaim instead of a request, on a node with accelerators that nobody uses: what is claimed is written elsewhere.
+func (g gang) room(node *corev1.Node, use NodeUse, hasAccelerators func(*corev1.Node) bool) int {
 	if len(g.kinds) == 0 {
 		return 1
 	}
+	used := use.Used(node.Name)
 	most := 0
 	for _, kind := range g.kinds {
+		if len(kind) == 0 {
+			if hasAccelerators(node) && use.User(node.Name) == "" {
+				most = max(most, 1)
+			}
+			continue
+		}
 		fit := -1
 		for name, want := range kind {
 			offered := node.Status.Allocatable[name]

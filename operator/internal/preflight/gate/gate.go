@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/accelerator"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/health"
 )
 
@@ -144,6 +145,8 @@ type Snapshot struct {
 	refused map[policyNode]*evenkeel.NetworkCheck
 	use     NodeUse
 	now     time.Time
+	// hasAccelerators says whether a node has accelerators that a ResourceClaim may be for.
+	hasAccelerators func(*corev1.Node) bool
 
 	reaches map[string]*reach
 	// claims is the room on nodes that jobs which were decided about before will take, and claimed its sum for each node.
@@ -167,7 +170,7 @@ func NewSnapshot(nodes []corev1.Node, states map[string]*evenkeel.NodeNetworkHea
 	w := &Snapshot{
 		states: states, markers: marks, policies: policies, policyOf: health.PolicyByNode(nodes, policies), ready: map[string]int{},
 		order: map[string]int{}, refused: map[policyNode]*evenkeel.NetworkCheck{}, use: use, now: now,
-		reaches: map[string]*reach{}, claimed: map[string]int{},
+		reaches: map[string]*reach{}, claimed: map[string]int{}, hasAccelerators: accelerator.Has,
 	}
 	for i := range nodes {
 		w.nodes = append(w.nodes, &nodes[i])
@@ -176,6 +179,9 @@ func NewSnapshot(nodes []corev1.Node, states map[string]*evenkeel.NodeNetworkHea
 		}
 	}
 	slices.SortFunc(w.nodes, func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
+	if !slices.ContainsFunc(w.nodes, accelerator.Has) { // a DRA driver need not label its nodes
+		w.hasAccelerators = func(*corev1.Node) bool { return true }
+	}
 	for i := range checks {
 		w.addCheck(&checks[i])
 	}

@@ -329,6 +329,18 @@ func gpuPods(pods int, gpus string) []*corev1.PodSpec {
 	return slices.Repeat([]*corev1.PodSpec{{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: limits, Requests: limits}}}}}, pods)
 }
 
+// claimPods get their GPUs by a ResourceClaim.
+func claimPods(pods int) []*corev1.PodSpec {
+	return slices.Repeat([]*corev1.PodSpec{{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpus"}}}}}}}, pods)
+}
+
+// draNodes adds nodes whose GPUs DRA offers: labels alone tell of them.
+func (s *scene) draNodes(state string, names ...string) {
+	for _, name := range names {
+		s.node(name, state).Labels["nvidia.com/gpu.present"] = "true"
+	}
+}
+
 // gpuNodes adds nodes with eight GPUs.
 func (s *scene) gpuNodes(state string, names ...string) {
 	for _, name := range names {
@@ -380,6 +392,33 @@ func TestGateWaitsForNodesWithRoomOnly(t *testing.T) {
 		},
 		"a launcher without GPUs needs no node": {
 			func(s *scene) { s.gpuNodes("healthy", "a", "b"); s.gpuNodes("new", "c", "d") }, append(gpuPods(2, "8"), &corev1.PodSpec{}), Open, "",
+		},
+		"a claim waits for no node without accelerators": {
+			func(s *scene) { s.draNodes("healthy", "a", "b"); s.node("c", "new"); s.node("d", "new") }, claimPods(2), Open, "",
+		},
+		"a claim does not count on proven nodes without accelerators": {
+			func(s *scene) {
+				s.node("a", "healthy")
+				s.node("b", "healthy")
+				s.draNodes("new", "c", "d", "e", "f")
+			}, claimPods(2), Check, "c d e",
+		},
+		"a claim does not count on proven nodes in use": {
+			func(s *scene) {
+				s.draNodes("healthy", "a", "b")
+				s.draNodes("new", "c", "d", "e", "f")
+				s.use["a"], s.use["b"] = 1, 1
+			}, claimPods(2), Check, "c d e",
+		},
+		"a launcher without a claim needs no node": {
+			func(s *scene) { s.draNodes("healthy", "a", "b"); s.draNodes("new", "c", "d"); s.node("e", "new") }, append(claimPods(2), &corev1.PodSpec{}), Open, "",
+		},
+		"a claim where nothing tells of accelerators": {
+			func(s *scene) {
+				for _, name := range []string{"a", "b", "c", "d"} {
+					s.node(name, "new")
+				}
+			}, claimPods(2), Check, "a b c",
 		},
 		"nodes that a job's check tests already come first": {
 			func(s *scene) {
@@ -481,28 +520,31 @@ func TestGateNodeFilter(t *testing.T) {
 	wants := func(cpu string) []corev1.Container {
 		return []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu)}}}}
 	}
+	claims := claimPods(1)[0].Containers
 	for name, test := range map[string]struct {
 		node func(*corev1.Node)
 		pod  corev1.PodSpec
 		fits bool
 	}{
-		"anywhere":               {nil, corev1.PodSpec{}, true},
-		"selector":               {nil, corev1.PodSpec{NodeSelector: map[string]string{"pool": "x"}}, true},
-		"another selector":       {nil, corev1.PodSpec{NodeSelector: map[string]string{"pool": "y"}}, false},
-		"affinity":               {nil, corev1.PodSpec{Affinity: affinity(corev1.NodeSelectorOpIn, "x", "y")}, true},
-		"another affinity":       {nil, corev1.PodSpec{Affinity: affinity(corev1.NodeSelectorOpNotIn, "x")}, false},
-		"affinity that is none":  {nil, corev1.PodSpec{Affinity: affinity("Resembles", "x")}, false},
-		"placed":                 {nil, corev1.PodSpec{NodeName: "n"}, true},
-		"placed elsewhere":       {nil, corev1.PodSpec{NodeName: "m"}, false},
-		"small enough":           {nil, corev1.PodSpec{Containers: wants("4")}, true},
-		"too large":              {nil, corev1.PodSpec{Containers: wants("4100m")}, false},
-		"too large in all":       {nil, corev1.PodSpec{Containers: append(wants("3"), wants("2")...)}, false},
-		"not ready":              {func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown }, corev1.PodSpec{}, false},
-		"cordoned":               {func(n *corev1.Node) { n.Spec.Unschedulable = true }, corev1.PodSpec{}, false},
-		"tainted":                {func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "gpu", Effect: "NoSchedule"}} }, corev1.PodSpec{}, false},
-		"tainted softly":         {func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "gpu", Effect: "PreferNoSchedule"}} }, corev1.PodSpec{}, true},
-		"tainted, and tolerated": {func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "gpu", Effect: "NoSchedule"}} }, corev1.PodSpec{Tolerations: []corev1.Toleration{{Key: "gpu", Operator: "Exists"}}}, true},
-		"tainted by ourselves":   {func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: evenkeel.HealthKey, Effect: "NoSchedule"}} }, corev1.PodSpec{}, true},
+		"anywhere":                      {nil, corev1.PodSpec{}, true},
+		"selector":                      {nil, corev1.PodSpec{NodeSelector: map[string]string{"pool": "x"}}, true},
+		"another selector":              {nil, corev1.PodSpec{NodeSelector: map[string]string{"pool": "y"}}, false},
+		"affinity":                      {nil, corev1.PodSpec{Affinity: affinity(corev1.NodeSelectorOpIn, "x", "y")}, true},
+		"another affinity":              {nil, corev1.PodSpec{Affinity: affinity(corev1.NodeSelectorOpNotIn, "x")}, false},
+		"affinity that is none":         {nil, corev1.PodSpec{Affinity: affinity("Resembles", "x")}, false},
+		"placed":                        {nil, corev1.PodSpec{NodeName: "n"}, true},
+		"placed elsewhere":              {nil, corev1.PodSpec{NodeName: "m"}, false},
+		"small enough":                  {nil, corev1.PodSpec{Containers: wants("4")}, true},
+		"too large":                     {nil, corev1.PodSpec{Containers: wants("4100m")}, false},
+		"too large in all":              {nil, corev1.PodSpec{Containers: append(wants("3"), wants("2")...)}, false},
+		"not ready":                     {func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown }, corev1.PodSpec{}, false},
+		"cordoned":                      {func(n *corev1.Node) { n.Spec.Unschedulable = true }, corev1.PodSpec{}, false},
+		"tainted":                       {func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "gpu", Effect: "NoSchedule"}} }, corev1.PodSpec{}, false},
+		"tainted softly":                {func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "gpu", Effect: "PreferNoSchedule"}} }, corev1.PodSpec{}, true},
+		"tainted, and tolerated":        {func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "gpu", Effect: "NoSchedule"}} }, corev1.PodSpec{Tolerations: []corev1.Toleration{{Key: "gpu", Operator: "Exists"}}}, true},
+		"a claim, without accelerators": {nil, corev1.PodSpec{Containers: claims}, false},
+		"a claim":                       {func(n *corev1.Node) { n.Labels["nvidia.com/gpu.count"] = "8" }, corev1.PodSpec{Containers: claims}, true},
+		"tainted by ourselves":          {func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: evenkeel.HealthKey, Effect: "NoSchedule"}} }, corev1.PodSpec{}, true},
 	} {
 		s := newScene(nil)
 		node := s.node("n", "new")

@@ -10,20 +10,28 @@ import (
 	"k8s.io/klog/v2"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/accelerator"
 )
 
 // NodeFilter returns a function that reports whether one of the pods may run on a node. It considers node selector, affinity,
-// tolerations and the size of the node. Pods that run on the node already do not count, nor does the health of its network.
+// tolerations and the size of the node. A pod that gets accelerators by a ResourceClaim needs a node that has some. Pods that run on
+// the node already do not count, nor does the health of its network.
 func NodeFilter(pods []*corev1.PodSpec) func(*corev1.Node) bool {
+	return nodeFilter(pods, accelerator.Has)
+}
+
+// nodeFilter is NodeFilter for nodes of which hasAccelerators says which have accelerators.
+func nodeFilter(pods []*corev1.PodSpec, hasAccelerators func(*corev1.Node) bool) func(*corev1.Node) bool {
 	type kind struct {
 		spec     *corev1.PodSpec
 		affinity nodeaffinity.RequiredNodeAffinity
 		requests corev1.ResourceList
+		claims   bool
 	}
 	kinds := make([]kind, 0, len(pods))
 	for _, spec := range pods {
 		pod := &corev1.Pod{Spec: *spec}
-		kinds = append(kinds, kind{spec, nodeaffinity.GetRequiredNodeAffinity(pod), resource.PodRequests(pod, resource.PodResourcesOptions{})})
+		kinds = append(kinds, kind{spec, nodeaffinity.GetRequiredNodeAffinity(pod), resource.PodRequests(pod, resource.PodResourcesOptions{}), accelerator.Claims(spec)})
 	}
 	return func(node *corev1.Node) bool {
 		if node.Spec.Unschedulable || !IsReady(node) {
@@ -37,6 +45,9 @@ func NodeFilter(pods []*corev1.PodSpec) func(*corev1.Node) bool {
 				continue
 			}
 			if _, untolerated := scheduling.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, k.spec.Tolerations, excludesPods, false); untolerated {
+				continue
+			}
+			if k.claims && !hasAccelerators(node) {
 				continue
 			}
 			if fits(node.Status.Allocatable, k.requests) {

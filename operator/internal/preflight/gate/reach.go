@@ -110,7 +110,7 @@ func (r *reach) take(c claim) {
 // newReach looks at all nodes.
 func (w *Snapshot) newReach(job Job, g gang) *reach {
 	r := &reach{spots: map[string]*spot{}, stuck: map[stuckKey]proving{}, claims: len(w.claims)}
-	fits := NodeFilter(g.specs)
+	fits := nodeFilter(g.specs, w.hasAccelerators)
 	for _, node := range w.nodes {
 		p := w.policyOf[node.Name]
 		switch {
@@ -131,7 +131,7 @@ func (w *Snapshot) newReach(job Job, g gang) *reach {
 		if assigned && failed {
 			r.assignedUnhealthy = append(r.assignedUnhealthy, node.Name)
 		}
-		room := func() int { return max(0, g.room(node, w.use.Used(node.Name))-w.claimed[node.Name]) }
+		room := func() int { return max(0, g.room(node, w.use, w.hasAccelerators)-w.claimed[node.Name]) }
 		switch {
 		case mark.Label == evenkeel.HealthyValue:
 			s := &spot{room(), spotHealthy}

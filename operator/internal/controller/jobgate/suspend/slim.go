@@ -50,7 +50,7 @@ func placement(spec *corev1.PodSpec) corev1.PodSpec {
 func requests(containers []corev1.Container) []corev1.Container {
 	var kept []corev1.Container
 	for _, c := range containers {
-		kept = append(kept, corev1.Container{Resources: corev1.ResourceRequirements{Requests: c.Resources.Requests}, RestartPolicy: c.RestartPolicy})
+		kept = append(kept, corev1.Container{Resources: corev1.ResourceRequirements{Requests: c.Resources.Requests, Claims: c.Resources.Claims}, RestartPolicy: c.RestartPolicy})
 	}
 	return kept
 }

@@ -44,7 +44,7 @@ func TestGatedPodsInMemoryHaveTheseFieldsOnly(t *testing.T) {
 		"Labels[evenkeel.dev/gated]", "Labels[evenkeel.dev/owner]", "Labels[evenkeel.dev/profile]",
 		"Labels[jobset.sigs.k8s.io/jobset-name]", "Labels[jobset.sigs.k8s.io/jobset-uid]", "Labels[leaderworkerset.sigs.k8s.io/name]",
 		"Name", "Namespace", "OwnerReferences[].APIVersion", "OwnerReferences[].Controller", "OwnerReferences[].Kind", "OwnerReferences[].Name", "OwnerReferences[].UID", "ResourceVersion", "UID",
-		"Spec.Containers[].Resources.Requests[]", "Spec.Containers[].RestartPolicy", "Spec.InitContainers[].Resources.Requests[]", "Spec.InitContainers[].RestartPolicy",
+		"Spec.Containers[].Resources.Claims[].Name", "Spec.Containers[].Resources.Claims[].Request", "Spec.Containers[].Resources.Requests[]", "Spec.Containers[].RestartPolicy", "Spec.InitContainers[].Resources.Claims[].Name", "Spec.InitContainers[].Resources.Claims[].Request", "Spec.InitContainers[].Resources.Requests[]", "Spec.InitContainers[].RestartPolicy",
 		"Spec.NodeName", "Spec.NodeSelector[text]", "Spec.Overhead[]", "Spec.Resources.Requests[]",
 		"Spec.Tolerations[].Effect", "Spec.Tolerations[].Key", "Spec.Tolerations[].Operator", "Spec.Tolerations[].TolerationSeconds", "Spec.Tolerations[].Value",
 	})
