@@ -23,7 +23,8 @@ type NetworkCheckPolicySpec struct {
 	// +optional
 	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
 
-	// priority among policies that select the same node: the highest counts, and of equal ones the first by name.
+	// priority among policies that select the same node, and among those of the nodes that a job may run on: the highest counts, and of
+	// equal ones the first by name.
 	// +optional
 	// +kubebuilder:default=0
 	// +kubebuilder:validation:Minimum=-1000000

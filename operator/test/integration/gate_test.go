@@ -118,7 +118,9 @@ func isOpenForLaterPods(t *testing.T, job *unstructured.Unstructured, policy *ev
 	}
 	for _, pod := range pods {
 		// As if the webhook had not found out: it is not called for this one.
-		later := another(pod, nil, func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: evenkeel.SchedulingGate}} })
+		later := another(pod, nil, func(p *corev1.Pod) {
+			p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: evenkeel.SchedulingGate}}
+		})
 		eventually(t, "a later pod of "+pod.Annotations[evenkeel.TemplateKey]+" may be scheduled", func(ctx context.Context) (bool, error) {
 			err := admin.Get(ctx, client.ObjectKeyFromObject(later), later)
 			return len(later.Spec.SchedulingGates) == 0, err

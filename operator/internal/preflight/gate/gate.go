@@ -117,12 +117,12 @@ func Required(policies []evenkeel.NetworkCheckPolicy, profile string) bool {
 	})
 }
 
-// Mandatory returns the first policy by name that gates jobs of the profile and lets none of them do without; nil: there is none.
+// Mandatory returns the first policy, by priority and then by name, that gates jobs of the profile and lets none of them do without; nil: there is none.
 func Mandatory(policies []evenkeel.NetworkCheckPolicy, profile string) *evenkeel.NetworkCheckPolicy {
 	var first *evenkeel.NetworkCheckPolicy
 	for i := range policies {
 		p := &policies[i]
-		if AppliesTo(p, profile) && p.Spec.Gate.OptOut == evenkeel.GateOptOutForbidden && (first == nil || p.Name < first.Name) {
+		if AppliesTo(p, profile) && p.Spec.Gate.OptOut == evenkeel.GateOptOutForbidden && (first == nil || health.ComparePolicies(p, first) < 0) {
 			first = p
 		}
 	}

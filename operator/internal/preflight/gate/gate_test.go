@@ -448,6 +448,46 @@ func TestGateWaitsForNodesWithRoomOnly(t *testing.T) {
 	}
 }
 
+// Of the policies of a job's nodes, the one with the highest priority says how long the job waits.
+func TestGateGoesByPriorityOfPolicies(t *testing.T) {
+	for name, test := range map[string]struct {
+		priorities [2]int32
+		action     Action
+		mandatory  string
+	}{
+		"the second has the highest": {[2]int32{-1, 5}, OpenUnproven, "strict-2"},
+		"the first has the highest":  {[2]int32{5, -1}, Wait, "strict-1"},
+		"the first by name":          {[2]int32{0, 0}, Wait, "strict-1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(waitRegardless)
+			s.policies = append(s.policies, *s.policies[0].DeepCopy())
+			s.policies[1].Spec.Gate.OnTimeout = evenkeel.GateStart
+			for i := range s.policies {
+				p := &s.policies[i]
+				p.Name, p.Spec.Priority = fmt.Sprintf("strict-%d", i+1), &test.priorities[i]
+				p.Spec.Gate.OptOut = evenkeel.GateOptOutForbidden
+				p.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"pool": p.Name}}
+				for range 2 {
+					node := s.node(fmt.Sprintf("n%d", len(s.nodes)), "unhealthy")
+					node.Labels["pool"] = p.Name
+				}
+			}
+			s.now = noon.Add(24 * time.Hour)
+			for _, state := range s.states {
+				at := metav1.NewTime(s.now)
+				state.ObservedTime = &at
+			}
+			if d := s.decide(nil); d.Action != test.action {
+				t.Errorf("%+v", d)
+			}
+			if got := Mandatory(s.policies, "default").Name; got != test.mandatory {
+				t.Errorf("%s is mandatory", got)
+			}
+		})
+	}
+}
+
 // Ten jobs wait, and none for the nodes of another.
 func TestGateJobsWaitInParallel(t *testing.T) {
 	s := newScene(nil)

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/health"
 )
 
 // maxReaches is the number of reaches that a Snapshot keeps. When there are more, all are forgotten, and found again.
@@ -16,7 +17,7 @@ const maxReaches = 64
 // A reach is the nodes that jobs with pods of the same shapes may run on, by their health. Names are sorted. It is found once for all
 // such jobs: a pass over thousands of them looks at each node once.
 type reach struct {
-	// policy is the first, by name, of the policies of these nodes.
+	// policy is the first of the policies of these nodes: the one with the highest priority, and then by name.
 	policy             *evenkeel.NetworkCheckPolicy
 	healthy, unhealthy []string
 	// unlabeled are unhealthy nodes without the label by which pods avoid them.
@@ -123,7 +124,7 @@ func (w *Snapshot) newReach(job Job, g gang) *reach {
 		if !assigned && !fits(node) {
 			continue
 		}
-		if r.policy == nil || p.Name < r.policy.Name {
+		if r.policy == nil || health.ComparePolicies(p, r.policy) < 0 {
 			r.policy = p
 		}
 		mark := w.markers[node.Name]

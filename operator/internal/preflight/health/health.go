@@ -123,21 +123,24 @@ func PolicyByNode(nodes []corev1.Node, policies []evenkeel.NetworkCheckPolicy) m
 	return under
 }
 
-// assignNodes calls visit for each policy and each node that it selects, the policies in the order in which they count.
-func assignNodes(nodes []corev1.Node, policies []evenkeel.NetworkCheckPolicy, visit func(node string, p *evenkeel.NetworkCheckPolicy)) {
-	sorted := make([]*evenkeel.NetworkCheckPolicy, len(policies))
-	for i := range policies {
-		sorted[i] = &policies[i]
-	}
+// ComparePolicies orders policies as they count: the one with the highest priority first, and of equal ones the first by name.
+func ComparePolicies(a, b *evenkeel.NetworkCheckPolicy) int {
 	priority := func(p *evenkeel.NetworkCheckPolicy) int32 {
 		if p.Spec.Priority == nil {
 			return 0
 		}
 		return *p.Spec.Priority
 	}
-	slices.SortFunc(sorted, func(a, b *evenkeel.NetworkCheckPolicy) int {
-		return cmp.Or(cmp.Compare(priority(b), priority(a)), cmp.Compare(a.Name, b.Name))
-	})
+	return cmp.Or(cmp.Compare(priority(b), priority(a)), cmp.Compare(a.Name, b.Name))
+}
+
+// assignNodes calls visit for each policy and each node that it selects, the policies in the order in which they count.
+func assignNodes(nodes []corev1.Node, policies []evenkeel.NetworkCheckPolicy, visit func(node string, p *evenkeel.NetworkCheckPolicy)) {
+	sorted := make([]*evenkeel.NetworkCheckPolicy, len(policies))
+	for i := range policies {
+		sorted[i] = &policies[i]
+	}
+	slices.SortFunc(sorted, ComparePolicies)
 	for _, p := range sorted {
 		if p.DeletionTimestamp != nil {
 			continue
