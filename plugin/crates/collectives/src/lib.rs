@@ -44,6 +44,7 @@
 
 mod accept;
 mod algorithms;
+mod backoff;
 mod bootstrap;
 mod codec;
 mod cuda;

@@ -12,8 +12,9 @@
 
 use std::time::{Duration, Instant};
 
+use crate::backoff::Backoff;
 use crate::bootstrap::candidate::{Candidate, decode, encode};
-use crate::bootstrap::store::{Backoff, Store};
+use crate::bootstrap::store::Store;
 use crate::codec::{Reader, put};
 use crate::error::{Error, ErrorKind, Result, format_duration, list_ranks};
 use crate::links::mesh::RankInfo;

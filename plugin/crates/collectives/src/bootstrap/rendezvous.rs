@@ -1,13 +1,17 @@
 //! Rendezvous: the ranks find each other through a store.
 //!
 //! Each rank writes its rank info under its key. Rank 0 probes each rank that has written one. Entries of an earlier run, or of
-//! a process that has exited since, do not count. When all ranks are alive, rank 0 writes the list of members. The list is valid
-//! for the ranks that find themselves in it.
+//! a process that has exited since, do not count. When all ranks are alive, rank 0 writes the list of members, and then its number.
+//! The list is valid for the ranks that find themselves in it.
+//!
+//! The list is long, so the ranks wait for another number than the one before they wrote their info, and read the list then. Each
+//! makes the same few requests, however many there are, if the store has [`Store::await_change`]. Rank 0 asks for many infos at once.
 
 use std::time::{Duration, Instant};
 
+use crate::backoff::Backoff;
 use crate::bootstrap::candidate::{Candidate, decode, encode};
-use crate::bootstrap::store::{Backoff, Store};
+use crate::bootstrap::store::Store;
 use crate::codec::{Reader, put};
 use crate::error::{Error, ErrorKind, Result, format_duration, list_ranks};
 use crate::links::mesh::{Mesh, RankInfo};
@@ -19,6 +23,8 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often rank 0 publishes which ranks it waits for.
 const WAITING_UPDATE_INTERVAL: Duration = Duration::from_millis(200);
 const MEMBERS: &str = "members";
+/// The name of the list's number, which is rank 0's identity.
+const MEMBERS_NUMBER: &str = "members/number";
 const WAITING: &str = "waiting";
 
 fn rank_key(rank: usize) -> String {
@@ -41,15 +47,22 @@ pub(crate) fn bootstrap_mesh(
     let deadline = Instant::now() + timeout;
     let candidate = Candidate::open(transport)?;
     let own = candidate.info().clone();
-    store.set(&rank_key(rank), &encode(&own, transport.code()))?;
+    let publish = || store.set(&rank_key(rank), &encode(&own, transport.code()));
     let members = if rank == 0 {
-        let members = collect_members(store, own, size, transport.code(), deadline, timeout)?;
+        publish()?;
+        let number = own.probe_address.id.to_le_bytes();
+        let members =
+            collect_members(store, own.clone(), size, transport.code(), deadline, timeout)?;
         let mut all = vec![];
         members.iter().for_each(|member| put(&mut all, &encode(member, transport.code())));
         store.set(MEMBERS, &all)?;
+        store.set(MEMBERS_NUMBER, &number)?;
         members
     } else {
-        await_members(store, &own, rank, size, deadline, timeout)?
+        // No list before this can have this rank.
+        let before = store.get(MEMBERS_NUMBER)?;
+        publish()?;
+        await_members(store, before, &own, rank, size, deadline, timeout)?
     };
     Ok(candidate.into_mesh(rank, members))
 }
@@ -70,11 +83,15 @@ fn collect_members(
     let mut backoff = Backoff::until(deadline);
     let mut published: Option<Instant> = None;
     loop {
+        // At the end all: one that was restarted has another identity.
+        let all_arrived = members.iter().all(Option::is_some);
+        let is_asked = |rank: &usize| *rank > 0 && (all_arrived || members[*rank].is_none());
+        let asked: Vec<usize> = (0..size).filter(is_asked).collect();
+        let keys: Vec<String> = asked.iter().copied().map(rank_key).collect();
         let mut arrived = vec![];
         let mut complete = true;
-        for (rank, place) in members.iter_mut().enumerate().skip(1) {
-            // Ranks that have already arrived too: a restarted one has another identity.
-            let found = store.get(&rank_key(rank))?;
+        for (rank, found) in asked.into_iter().zip(store.get_many(&keys)?) {
+            let place = &mut members[rank];
             let Some((member, its_transport)) = found.as_deref().and_then(decode) else {
                 complete = false;
                 continue;
@@ -128,6 +145,7 @@ fn collect_members(
 /// The other ranks: wait for the list of members.
 fn await_members(
     store: &dyn Store,
+    mut number: Option<Vec<u8>>,
     own: &RankInfo,
     rank: usize,
     size: usize,
@@ -135,11 +153,16 @@ fn await_members(
     timeout: Duration,
 ) -> Result<Vec<RankInfo>> {
     // Rank 0 times out first, so that the ranks it waited for are known.
-    let mut backoff = Backoff::until(deadline + WAITING_UPDATE_INTERVAL);
+    let deadline = deadline + WAITING_UPDATE_INTERVAL;
     loop {
-        if let Some(members) = store.get(MEMBERS)?.and_then(|all| read_list(&all))
-            && members.get(rank).is_some_and(|member| member.probe_address == own.probe_address)
-        {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let current = store.await_change(MEMBERS_NUMBER, number.as_deref(), left)?;
+        if current == number {
+            return Err(bootstrap_timeout(store, size, timeout)?);
+        }
+        number = current;
+        let Some(members) = store.get(MEMBERS)?.and_then(|all| read_list(&all)) else { continue };
+        if members.get(rank).is_some_and(|member| member.probe_address == own.probe_address) {
             if members.len() == size {
                 return Ok(members);
             }
@@ -150,9 +173,6 @@ fn await_members(
                     members.len()
                 ),
             ));
-        }
-        if !backoff.wait() {
-            return Err(bootstrap_timeout(store, size, timeout)?);
         }
     }
 }
@@ -168,12 +188,12 @@ fn read_list(bytes: &[u8]) -> Option<Vec<RankInfo>> {
 
 /// The error of a timeout on a rank other than 0, naming the ranks that did not join as far as it can tell.
 fn bootstrap_timeout(store: &dyn Store, size: usize, timeout: Duration) -> Result<Error> {
-    let mut found = vec![];
-    for rank in 0..size {
-        if let Some((member, _)) = store.get(&rank_key(rank))?.as_deref().and_then(decode) {
-            found.push((rank, member.probe_address));
-        }
-    }
+    let keys: Vec<String> = (0..size).map(rank_key).collect();
+    let values = store.get_many(&keys)?.into_iter().enumerate();
+    let found = values.filter_map(|(rank, value)| {
+        decode(value.as_deref()?).map(|(member, _)| (rank, member.probe_address))
+    });
+    let found: Vec<_> = found.collect();
     let probe_addresses: Vec<_> = found.iter().map(|(_, probe_address)| probe_address).collect();
     let statuses = probe_all(&probe_addresses, PROBE_TIMEOUT, Instant::now() + 2 * PROBE_TIMEOUT);
     let alive: Vec<usize> = found

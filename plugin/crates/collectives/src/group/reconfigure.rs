@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use evenkeel_transport::sync::lock;
 
+use crate::backoff::Backoff;
 use crate::bootstrap::agreement::{
     Agreement, MAX_SILENT_PROBES, Members, PROBE_TIMEOUT, WATCH_INTERVAL, await_admission,
 };
 use crate::bootstrap::candidate::Candidate;
-use crate::bootstrap::store::{Backoff, Store};
+use crate::bootstrap::store::Store;
 use crate::error::{Error, ErrorKind, Result, format_duration};
 use crate::links::transport_kind::TransportKind;
 use crate::liveness::{GroupFailure, PeerStatus, end_group};

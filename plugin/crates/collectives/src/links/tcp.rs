@@ -7,13 +7,15 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use evenkeel_transport::{
     CloseHandle, Connecting, ErrorKind as TransportErrorKind, HANDLE_BYTES, Handle, Listener,
-    MAX_REQUESTS, MemoryTypes, Notify, NullLog, RecvConnection, Request, SendConnection, Settings,
+    MAX_REQUESTS, MemoryTypes, Notify, NullLog, RecvConnection, Request, Retry, SendConnection,
+    Settings,
 };
 
+use crate::backoff::jittered;
 use crate::error::{Error, Result};
 use crate::links::link::{
     Endpoint, HEADER_BYTES, Header, Incoming, LinkError, Outgoing, Submitted,
@@ -24,6 +26,10 @@ use crate::memory::{Source, Target};
 const MAX_ENVELOPE_BYTES: usize = 16 << 10;
 /// Maximum length of a payload in an envelope.
 const MAX_INLINE_PAYLOAD: usize = MAX_ENVELOPE_BYTES - HEADER_BYTES;
+
+/// The delay before a rank that was too busy to accept a connection is dialed again, and how far it grows.
+const MIN_REDIAL_DELAY: Duration = Duration::from_millis(50);
+const MAX_REDIAL_DELAY: Duration = Duration::from_secs(1);
 
 /// The interface whose ranks are all on this host.
 const LOOPBACK: &str = "lo";
@@ -131,19 +137,6 @@ struct TcpEndpoint {
     notified: Option<Arc<dyn Notify>>,
 }
 
-impl TcpEndpoint {
-    /// Begins to connect to the rank that listens at this address.
-    fn dial(&self, address: &[u8]) -> Result<Connecting> {
-        let wrong = || Error::argument("the address is not that of a rank on TCP");
-        let address: &[u8; HANDLE_BYTES] = address.try_into().map_err(|_| wrong())?;
-        let handle = Handle::decode(address).map_err(|_| wrong())?;
-        // A link is as slow as the group's slowest rank, so its rate says nothing about its paths.
-        let network = &self.tcp.network;
-        let connecting = network.try_connect(self.tcp.device, &handle, "collectives", usize::MAX);
-        connecting.map_err(|error| Error::system("network", error))
-    }
-}
-
 impl Endpoint for TcpEndpoint {
     fn address(&self) -> Vec<u8> {
         self.listener.handle().encode().to_vec()
@@ -157,7 +150,7 @@ impl Endpoint for TcpEndpoint {
     fn connect(&self, address: &[u8]) -> Result<Option<Box<dyn Outgoing>>> {
         Ok(Some(Box::new(TcpOutgoing {
             connection: None,
-            connecting: Some(self.dial(address)?),
+            dialer: Some(Dialer::start(&self.tcp, address)?),
             notified: self.notified.clone(),
             close_handle: None,
             pending: VecDeque::new(),
@@ -195,6 +188,55 @@ impl Endpoint for TcpEndpoint {
     }
 }
 
+/// Connects to a rank.
+struct Dialer {
+    tcp: Tcp,
+    handle: Handle,
+    /// `None` until the rank is dialed again.
+    connecting: Option<Connecting>,
+    redial_at: Instant,
+    delay: Duration,
+}
+
+impl Dialer {
+    /// Begins to connect to the rank that listens at this address.
+    fn start(tcp: &Tcp, address: &[u8]) -> Result<Self> {
+        let wrong = || Error::argument("the address is not that of a rank on TCP");
+        let address: &[u8; HANDLE_BYTES] = address.try_into().map_err(|_| wrong())?;
+        let handle = Handle::decode(address).map_err(|_| wrong())?;
+        let connecting = Some(Self::dial(tcp, &handle)?);
+        let (redial_at, delay) = (Instant::now(), MIN_REDIAL_DELAY);
+        Ok(Self { tcp: tcp.clone(), handle, connecting, redial_at, delay })
+    }
+
+    fn dial(tcp: &Tcp, handle: &Handle) -> Result<Connecting> {
+        // A link is as slow as the group's slowest rank, so its rate says nothing about its paths.
+        let connecting = tcp.network.try_connect(tcp.device, handle, "collectives", usize::MAX);
+        connecting.map_err(|error| Error::system("network", error))
+    }
+
+    /// The connection, once it is established. A rank to which many connect at once may drop some connections before it accepts
+    /// them: it is dialed again, as long as an operation waits for it.
+    fn poll(&mut self) -> std::result::Result<Option<SendConnection>, LinkError> {
+        let Some(connecting) = &self.connecting else {
+            if Instant::now() >= self.redial_at {
+                let connecting = Self::dial(&self.tcp, &self.handle);
+                self.connecting = Some(connecting.map_err(|error| error.to_string())?);
+            }
+            return Ok(None);
+        };
+        match connecting.poll() {
+            Err(error) if error.retry() == Retry::Later => {
+                self.connecting = None;
+                self.redial_at = Instant::now() + jittered(self.delay);
+                self.delay = (2 * self.delay).min(MAX_REDIAL_DELAY);
+                Ok(None)
+            }
+            polled => polled.map_err(|error| error.to_string()),
+        }
+    }
+}
+
 /// A message that was submitted to the transport.
 struct PendingMessage {
     request: Request,
@@ -205,7 +247,8 @@ struct PendingMessage {
 struct TcpOutgoing {
     // Before the memory that is lent to it: fields are dropped in this order.
     connection: Option<SendConnection>,
-    connecting: Option<Connecting>,
+    /// `None` once there is a connection.
+    dialer: Option<Dialer>,
     notified: Option<Arc<dyn Notify>>,
     close_handle: Option<CloseHandle>,
     pending: VecDeque<PendingMessage>,
@@ -217,14 +260,14 @@ struct TcpOutgoing {
 impl TcpOutgoing {
     /// Whether the connection is established.
     fn is_open(&mut self) -> std::result::Result<bool, LinkError> {
-        if let Some(connecting) = &self.connecting
-            && let Some(connection) = connecting.poll().map_err(|error| error.to_string())?
+        if let Some(dialer) = &mut self.dialer
+            && let Some(connection) = dialer.poll()?
         {
             if let Some(notified) = self.notified.take() {
                 connection.notify(notified);
             }
             self.connection = Some(connection);
-            self.connecting = None;
+            self.dialer = None;
         }
         Ok(self.connection.is_some())
     }
@@ -406,26 +449,70 @@ impl Incoming for TcpIncoming {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
+    use std::net::{TcpListener, TcpStream};
+    use std::thread;
 
     use super::*;
+    use crate::links::link::{Key, Kind};
+    use crate::test_support::TEST_TIMEOUT;
+
+    fn endpoint() -> TcpEndpoint {
+        let tcp = Tcp::on(LOOPBACK).unwrap();
+        let listener = tcp.network.listen(tcp.device, "", MemoryTypes::HOST).unwrap();
+        TcpEndpoint { tcp, listener, notified: None }
+    }
 
     #[test]
     fn tcp_links_keep_their_paths() {
-        let tcp = Tcp::on(LOOPBACK).unwrap();
-        let listener = tcp.network.listen(tcp.device, "", MemoryTypes::HOST).unwrap();
-        let endpoint = TcpEndpoint { tcp, listener, notified: None };
-        let connecting = endpoint.dial(&endpoint.address()).unwrap();
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let endpoint = endpoint();
+        let mut dialer = Dialer::start(&endpoint.tcp, &endpoint.address()).unwrap();
+        let deadline = Instant::now() + TEST_TIMEOUT;
         let mut accepted = None;
         let connection = loop {
             accepted = accepted.or_else(|| endpoint.listener.poll_accept().unwrap());
-            if let Some(connection) = connecting.poll().unwrap() {
+            if let Some(connection) = dialer.poll().unwrap() {
                 break connection;
             }
             assert!(Instant::now() < deadline, "no connection");
-            std::thread::yield_now();
+            thread::yield_now();
         };
         assert!(connection.keeps_paths());
+    }
+
+    /// A busy rank drops connections that it has not accepted yet.
+    #[test]
+    fn tcp_link_dials_a_busy_rank_again() {
+        let (rank, other) = (endpoint(), endpoint());
+        let busy = TcpListener::bind((rank.ip(), 0)).unwrap();
+        let mut handle = rank.listener.handle().clone();
+        let port = std::mem::replace(&mut handle.port, busy.local_addr().unwrap().port());
+        let ip = rank.ip();
+        thread::spawn(move || {
+            (0..2).for_each(|_| drop(busy.accept().unwrap()));
+            let from = busy.accept().unwrap().0;
+            let to = TcpStream::connect((ip, port)).unwrap();
+            let (mut back_from, mut back_to) = (to.try_clone().unwrap(), from.try_clone().unwrap());
+            thread::spawn(move || std::io::copy(&mut back_from, &mut back_to));
+            std::io::copy(&mut { from }, &mut { to })
+        });
+        let deadline = Instant::now() + TEST_TIMEOUT;
+        let mut link = other.connect(&handle.encode()).unwrap().unwrap();
+        let key = Key { kind: Kind::Hello, group: 1, tag: 2, sequence: 3, part: 4 };
+        let (mut incoming, mut sent) = (None, None);
+        let received = loop {
+            assert!(Instant::now() < deadline, "no message");
+            sent = match sent {
+                None => link.send(&Header { key, length: 0 }, Source::EMPTY).unwrap(),
+                sent => sent,
+            };
+            incoming = incoming.or_else(|| rank.accept().unwrap());
+            if let Some(incoming) = &mut incoming
+                && let Some(received) = incoming.next_header().unwrap()
+            {
+                break received;
+            }
+            thread::yield_now();
+        };
+        assert_eq!(received.key, key);
     }
 }

@@ -11,7 +11,7 @@ use super::frame::{
     ALIVE, FAILED, HEADER_BYTES, PROBE, REPORT_FAILURE, UNKNOWN, frame, is_complete,
 };
 use super::responder::Liveness;
-use crate::bootstrap::store::Backoff;
+use crate::backoff::Backoff;
 use crate::codec::Reader;
 
 /// Maximum number of ranks that are probed, or get a report, at a time.

@@ -16,7 +16,7 @@ use super::failure::GroupFailure;
 use super::frame::{
     ALIVE, FAILED, HEADER_BYTES, PROBE, REPORT_FAILURE, UNKNOWN, frame, is_complete,
 };
-use crate::accept::{ACCEPT_RETRY_DELAY, accept_all};
+use crate::accept::{ACCEPT_RETRY_DELAY, accept_all, prepare_listener};
 use crate::codec::{Reader, put_list};
 
 /// Maximum number of open connections. One more replaces the oldest.
@@ -136,7 +136,7 @@ impl Responder {
         }
         let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0))
             .or_else(|_| TcpListener::bind(("0.0.0.0", 0)))?;
-        listener.set_nonblocking(true)?;
+        prepare_listener(&listener)?;
         let port = listener.local_addr()?.port();
         let responder = Arc::new(Self { port, members: Mutex::default() });
         let weak = Arc::downgrade(&responder);

@@ -11,13 +11,18 @@ use crate::error::{Error, Result};
 /// A store for the threads of one process. Clones are the same store.
 #[derive(Clone, Default)]
 pub struct MemoryStore {
-    values: Arc<Mutex<HashMap<String, Vec<u8>>>>,
+    values: Arc<Mutex<HashMap<String, Arc<[u8]>>>>,
 }
 
 impl MemoryStore {
     /// An empty store.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The value under a name, without a copy.
+    pub(super) fn get_shared(&self, name: &str) -> Option<Arc<[u8]>> {
+        lock(&self.values).get(name).cloned()
     }
 }
 
@@ -38,25 +43,26 @@ pub(super) fn add_to(value: Option<&[u8]>, name: &str, amount: i64) -> Result<i6
 impl Store for MemoryStore {
     fn set(&self, name: &str, value: &[u8]) -> Result<()> {
         check(name, value)?;
-        lock(&self.values).insert(name.to_owned(), value.to_owned());
+        lock(&self.values).insert(name.to_owned(), value.into());
         Ok(())
     }
 
     fn get(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        Ok(lock(&self.values).get(name).cloned())
+        Ok(self.get_shared(name).map(|value| value.to_vec()))
     }
 
     fn add(&self, name: &str, amount: i64) -> Result<i64> {
         check(name, &[])?;
         let mut values = lock(&self.values);
-        let sum = add_to(values.get(name).map(Vec::as_slice), name, amount)?;
-        values.insert(name.to_owned(), sum.to_le_bytes().to_vec());
+        let sum = add_to(values.get(name).map(|value| &**value), name, amount)?;
+        values.insert(name.to_owned(), sum.to_le_bytes().as_slice().into());
         Ok(sum)
     }
 
     fn set_once(&self, name: &str, value: &[u8]) -> Result<Vec<u8>> {
         check(name, value)?;
-        Ok(lock(&self.values).entry(name.to_owned()).or_insert_with(|| value.to_owned()).clone())
+        let mut values = lock(&self.values);
+        Ok(values.entry(name.to_owned()).or_insert_with(|| value.into()).to_vec())
     }
 
     fn delete(&self, name: &str) -> Result<()> {

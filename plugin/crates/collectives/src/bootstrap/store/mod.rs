@@ -7,9 +7,9 @@ mod redis;
 mod tcp;
 
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result, format_duration};
 
 pub use file::FileStore;
@@ -57,61 +57,62 @@ pub trait Store: Send + Sync {
     /// As [`Store::set`].
     fn delete(&self, name: &str) -> Result<()>;
 
+    /// The values under several names, in their order. A store that can answers in one request.
+    ///
+    /// # Errors
+    /// As [`Store::set`].
+    fn get_many(&self, names: &[String]) -> Result<Vec<Option<Vec<u8>>>> {
+        names.iter().map(|name| self.get(name)).collect()
+    }
+
+    /// Waits until the value under a name is another than the known one, where `None` stands for no value. Returns the value that is
+    /// there then, and after the timeout the one that is there still. A store that can answers when the value changes; others are
+    /// polled.
+    ///
+    /// # Errors
+    /// As [`Store::set`].
+    fn await_change(
+        &self,
+        name: &str,
+        known: Option<&[u8]>,
+        timeout: Duration,
+    ) -> Result<Option<Vec<u8>>> {
+        let mut backoff = Backoff::until(Instant::now() + timeout);
+        loop {
+            let value = self.get(name)?;
+            if value.as_deref() != known || !backoff.wait() {
+                return Ok(value);
+            }
+        }
+    }
+
     /// Waits until all names have values and returns them, in the order of the names.
     ///
     /// # Errors
     /// [`ErrorKind::Timeout`] naming the missing values; otherwise as [`Store::set`].
     fn wait(&self, names: &[String], timeout: Duration) -> Result<Vec<Vec<u8>>> {
         let deadline = Instant::now() + timeout;
-        let mut found: Vec<Option<Vec<u8>>> = vec![None; names.len()];
-        let mut backoff = Backoff::until(deadline);
-        loop {
-            for (place, name) in found.iter_mut().zip(names) {
-                if place.is_none() {
-                    *place = self.get(name)?;
-                }
-            }
-            if found.iter().all(Option::is_some) {
-                return Ok(found.into_iter().flatten().collect());
-            }
-            if !backoff.wait() {
-                let missing = names.iter().zip(&found).filter(|(_, value)| value.is_none());
-                let missing: Vec<_> = missing.map(|(name, _)| format!("{name:?}")).collect();
-                return Err(Error::new(
-                    ErrorKind::Timeout,
-                    format!(
-                        "not in the store within {}: {}",
-                        format_duration(timeout),
-                        missing.join(", ")
-                    ),
-                ));
+        let mut found = vec![];
+        for name in names {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.await_change(name, None, left)? {
+                Some(value) => found.push(value),
+                None => break,
             }
         }
-    }
-}
-
-/// Exponential backoff between polls, up to a deadline.
-pub(crate) struct Backoff {
-    deadline: Instant,
-    delay: Duration,
-}
-
-impl Backoff {
-    pub(crate) fn until(deadline: Instant) -> Self {
-        Self { deadline, delay: Duration::from_millis(1) }
-    }
-
-    /// The time until the deadline.
-    pub(crate) fn left(&self) -> Duration {
-        self.deadline.saturating_duration_since(Instant::now())
-    }
-
-    /// Waits before the next poll. Returns false once the deadline has passed.
-    pub(crate) fn wait(&mut self) -> bool {
-        let left = self.left();
-        thread::sleep(self.delay.min(left));
-        self.delay = (self.delay * 3 / 2).min(Duration::from_millis(50));
-        !left.is_zero()
+        if found.len() == names.len() {
+            return Ok(found);
+        }
+        let names = &names[found.len()..];
+        let later = self.get_many(names)?;
+        // The first one was missing until the end.
+        let missing = names.iter().zip(&later).enumerate();
+        let missing = missing.filter(|(at, (_, value))| *at == 0 || value.is_none());
+        let missing: Vec<_> = missing.map(|(_, (name, _))| format!("{name:?}")).collect();
+        Err(Error::new(
+            ErrorKind::Timeout,
+            format!("not in the store within {}: {}", format_duration(timeout), missing.join(", ")),
+        ))
     }
 }
 
@@ -150,6 +151,8 @@ fn check(name: &str, value: &[u8]) -> Result<()> {
 /// Checks the contract that every store must fulfil.
 #[cfg(test)]
 pub(crate) fn check_store_contract(store: &Arc<dyn Store>) {
+    use std::thread;
+
     assert_eq!(store.get("a").unwrap(), None);
     store.set("a", b"one").unwrap();
     store.set("a", b"\0two\r\n").unwrap();
@@ -194,6 +197,30 @@ pub(crate) fn check_store_contract(store: &Arc<dyn Store>) {
         store.set("x", b"1").unwrap();
         assert_eq!(waiting.join().unwrap().unwrap(), [b"1", b"2"]);
     });
+    let several = ["y".to_owned(), "never".to_owned(), "x".to_owned()];
+    let (one, two) = (Some(b"1".to_vec()), Some(b"2".to_vec()));
+    assert_eq!(store.get_many(&several).unwrap(), [two.clone(), None, one.clone()]);
+    assert!(store.get_many(&[]).unwrap().is_empty());
+    // `await_change` returns at once what is not known, later what changes, and at the end what does not.
+    let long = Duration::from_secs(20);
+    assert_eq!(store.await_change("y", Some(b"1"), long).unwrap(), two);
+    assert_eq!(store.await_change("y", None, long).unwrap(), two);
+    assert_eq!(store.await_change("y", Some(b"2"), Duration::from_millis(20)).unwrap(), two);
+    assert_eq!(store.await_change("never", None, Duration::ZERO).unwrap(), None);
+    thread::scope(|scope| {
+        let changed: Vec<_> = (0..8)
+            .map(|_| scope.spawn(move || store.await_change("y", Some(b"2"), long).unwrap()))
+            .collect();
+        let deleted = scope.spawn(move || store.await_change("x", Some(b"1"), long).unwrap());
+        store.set("y", b"2").unwrap();
+        store.set("y", b"3").unwrap();
+        store.delete("x").unwrap();
+        for changed in changed {
+            assert_eq!(changed.join().unwrap(), Some(b"3".to_vec()));
+        }
+        assert_eq!(deleted.join().unwrap(), None);
+    });
+    store.set("x", b"1").unwrap();
     let names = ["x".to_owned(), "never".to_owned()];
     let error = store.wait(&names, Duration::from_millis(20)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);

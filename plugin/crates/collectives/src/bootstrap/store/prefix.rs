@@ -1,6 +1,7 @@
 //! A store within another store, under a prefix.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Store;
 use crate::error::Result;
@@ -30,6 +31,20 @@ impl Store for PrefixStore {
 
     fn get(&self, name: &str) -> Result<Option<Vec<u8>>> {
         self.store.get(&self.name(name))
+    }
+
+    fn get_many(&self, names: &[String]) -> Result<Vec<Option<Vec<u8>>>> {
+        let names: Vec<_> = names.iter().map(|name| self.name(name)).collect();
+        self.store.get_many(&names)
+    }
+
+    fn await_change(
+        &self,
+        name: &str,
+        known: Option<&[u8]>,
+        timeout: Duration,
+    ) -> Result<Option<Vec<u8>>> {
+        self.store.await_change(&self.name(name), known, timeout)
     }
 
     fn add(&self, name: &str, amount: i64) -> Result<i64> {

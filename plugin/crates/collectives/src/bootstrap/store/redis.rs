@@ -51,6 +51,13 @@ impl Store for RedisStore {
         self.query(redis::cmd("GET").arg(name))
     }
 
+    fn get_many(&self, names: &[String]) -> Result<Vec<Option<Vec<u8>>>> {
+        if names.is_empty() {
+            return Ok(vec![]);
+        }
+        self.query(redis::cmd("MGET").arg(names))
+    }
+
     fn add(&self, name: &str, amount: i64) -> Result<i64> {
         check(name, &[])?;
         self.query(redis::cmd("INCRBY").arg(name).arg(amount))

@@ -13,7 +13,7 @@ use evenkeel_transport::sync::lock;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustls::{Connection, ServerConfig, ServerConnection};
 
-use crate::accept::{ACCEPT_RETRY_DELAY, accept_all};
+use crate::accept::{ACCEPT_RETRY_DELAY, accept_all, prepare_listener};
 use crate::links::link::LinkError;
 use crate::memory::Source;
 
@@ -52,7 +52,7 @@ impl Acceptor {
     /// # Errors
     /// When the thread or its events cannot be created.
     pub(super) fn open(listener: TcpListener, config: Arc<ServerConfig>) -> std::io::Result<Self> {
-        listener.set_nonblocking(true)?;
+        prepare_listener(&listener)?;
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let state = Arc::new(AcceptorState {
             accepted: Mutex::default(),

@@ -1,0 +1,177 @@
+//! The client of a store server.
+
+use std::io::{ErrorKind as IoErrorKind, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use evenkeel_transport::sync::lock;
+
+use super::super::{Store, check};
+use super::{ADD, AWAIT_CHANGE, DELETE, GET, GET_MANY, MAX_BYTES, NO_VALUE, SET, SET_ONCE, VALUE};
+use crate::backoff::Backoff;
+use crate::codec::{Reader, put};
+use crate::error::{Error, Result, format_duration};
+
+/// Maximum number of connections that are kept for the next requests. Threads that share a store have one each.
+const MAX_SPARE_CONNECTIONS: usize = 4;
+/// Maximum number of names in a request.
+const MAX_NAMES: usize = 4096;
+/// The longest time for which one request waits at the server.
+const MAX_SERVER_WAIT: Duration = Duration::from_secs(10);
+
+/// A store that a [`TcpStoreServer`](super::TcpStoreServer) serves.
+pub struct TcpStore {
+    server: String,
+    timeout: Duration,
+    /// The connections that no request uses. One that has failed is not kept.
+    connections: Mutex<Vec<TcpStream>>,
+}
+
+impl TcpStore {
+    /// Connects to a server, which may start later. No later call takes longer than the timeout, unless it waits for a value.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Store`](crate::ErrorKind::Store) when it cannot be reached in time.
+    pub fn connect(server: &str, timeout: Duration) -> Result<Self> {
+        let connection = connect(server, timeout)?;
+        Ok(Self { server: server.to_owned(), timeout, connections: Mutex::new(vec![connection]) })
+    }
+
+    fn request(&self, operation: u8, name: &str, value: &[u8]) -> Result<Option<Vec<u8>>> {
+        let mut request = vec![operation];
+        put(&mut request, name.as_bytes());
+        put(&mut request, value);
+        // The lock is not held meanwhile: a request may wait for what another thread stores.
+        let spare = lock(&self.connections).pop();
+        let mut connection = match spare {
+            Some(connection) => connection,
+            None => connect(&self.server, self.timeout)?,
+        };
+        let failed = |error| Error::of_store(format!("store at {}: {error}", self.server));
+        let (status, value) = exchange(&mut connection, &request).map_err(failed)?;
+        let mut connections = lock(&self.connections);
+        if connections.len() < MAX_SPARE_CONNECTIONS {
+            connections.push(connection);
+        }
+        drop(connections);
+        match status {
+            NO_VALUE => Ok(None),
+            VALUE => Ok(Some(value)),
+            _ => Err(Error::of_store(String::from_utf8_lossy(&value).into_owned())),
+        }
+    }
+}
+
+fn no_store() -> Error {
+    Error::of_store("the server is not a store")
+}
+
+fn connect(server: &str, timeout: Duration) -> Result<TcpStream> {
+    let deadline = Instant::now() + timeout;
+    let mut backoff = Backoff::until(deadline);
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let tried = server.to_socket_addrs().and_then(|mut addresses| {
+            let none = || std::io::Error::other("the name has no address");
+            let stream = TcpStream::connect_timeout(&addresses.next().ok_or_else(none)?, left)?;
+            stream.set_nodelay(true)?;
+            stream.set_read_timeout(Some(timeout))?;
+            stream.set_write_timeout(Some(timeout))?;
+            Ok(stream)
+        });
+        match tried {
+            Ok(stream) => return Ok(stream),
+            Err(error) if error.kind() == IoErrorKind::InvalidInput || !backoff.wait() => {
+                return Err(Error::of_store(format!(
+                    "no store at {server:?} within {}: {error}",
+                    format_duration(timeout)
+                )));
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+fn exchange(stream: &mut TcpStream, request: &[u8]) -> std::io::Result<(u8, Vec<u8>)> {
+    stream.write_all(request)?;
+    let mut front = [0; 5];
+    stream.read_exact(&mut front)?;
+    let length = u32::from_le_bytes([front[1], front[2], front[3], front[4]]) as usize;
+    if length > MAX_BYTES {
+        return Err(std::io::Error::other("the server is not a store"));
+    }
+    let mut value = vec![0; length];
+    stream.read_exact(&mut value)?;
+    Ok((front[0], value))
+}
+
+impl Store for TcpStore {
+    fn set(&self, name: &str, value: &[u8]) -> Result<()> {
+        check(name, value)?;
+        self.request(SET, name, value).map(|_| ())
+    }
+
+    fn get(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        check(name, &[])?;
+        self.request(GET, name, &[])
+    }
+
+    fn get_many(&self, names: &[String]) -> Result<Vec<Option<Vec<u8>>>> {
+        let mut found = Vec::with_capacity(names.len());
+        for some in names.chunks(MAX_NAMES) {
+            let mut list = vec![];
+            for name in some {
+                check(name, &[])?;
+                put(&mut list, name.as_bytes());
+            }
+            let values = self.request(GET_MANY, "", &list)?.ok_or_else(no_store)?;
+            let mut reader = Reader::new(&values);
+            for _ in some {
+                found.push(match reader.byte().ok_or_else(no_store)? {
+                    NO_VALUE => None,
+                    _ => Some(reader.bytes().ok_or_else(no_store)?.to_owned()),
+                });
+            }
+        }
+        Ok(found)
+    }
+
+    fn await_change(
+        &self,
+        name: &str,
+        known: Option<&[u8]>,
+        timeout: Duration,
+    ) -> Result<Option<Vec<u8>>> {
+        check(name, known.unwrap_or_default())?;
+        let deadline = Instant::now() + timeout;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // The response must not come too late for the connection.
+            let time = left.min(MAX_SERVER_WAIT).min(self.timeout / 2);
+            let mut request = (time.as_millis() as u64).to_le_bytes().to_vec();
+            request.push(if known.is_some() { VALUE } else { NO_VALUE });
+            request.extend_from_slice(known.unwrap_or_default());
+            let value = self.request(AWAIT_CHANGE, name, &request)?;
+            if value.as_deref() != known || Instant::now() >= deadline {
+                return Ok(value);
+            }
+        }
+    }
+
+    fn add(&self, name: &str, amount: i64) -> Result<i64> {
+        check(name, &[])?;
+        let sum = self.request(ADD, name, &amount.to_le_bytes())?.unwrap_or_default();
+        Ok(i64::from_le_bytes(sum.as_slice().try_into().map_err(|_| no_store())?))
+    }
+
+    fn set_once(&self, name: &str, value: &[u8]) -> Result<Vec<u8>> {
+        check(name, value)?;
+        self.request(SET_ONCE, name, value)?.ok_or_else(no_store)
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        check(name, &[])?;
+        self.request(DELETE, name, &[]).map(|_| ())
+    }
+}

@@ -1,0 +1,84 @@
+//! A store that one process serves to all ranks over TCP.
+//!
+//! A request is an operation (one byte), a name and a value, each preceded by its length (four bytes, little-endian). The response
+//! is a status (one byte) and a value preceded by its length. Every process that can reach the port can use the store. It is meant
+//! for the job's own network, as launchers' stores are.
+
+mod client;
+mod server;
+
+use super::{MAX_NAME, MAX_VALUE};
+
+pub use client::TcpStore;
+pub use server::TcpStoreServer;
+
+const SET: u8 = 1;
+const GET: u8 = 2;
+const ADD: u8 = 3;
+const DELETE: u8 = 4;
+const SET_ONCE: u8 = 5;
+/// The request's value is a list of names. The response's value has, for each, the byte [`VALUE`] and the value, or [`NO_VALUE`].
+const GET_MANY: u8 = 6;
+/// Answered once the value is another than the known one, or the time is over. The request's value is the time in milliseconds
+/// (eight bytes), and the byte [`VALUE`] and the known value, or [`NO_VALUE`].
+const AWAIT_CHANGE: u8 = 7;
+
+const NO_VALUE: u8 = 0;
+const VALUE: u8 = 1;
+const REFUSED: u8 = 2;
+
+/// Maximum length of a request or response.
+const MAX_BYTES: usize = 16 + MAX_NAME + MAX_VALUE;
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::Arc;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Store;
+    use crate::bootstrap::store::check_store_contract;
+
+    const TIME: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn tcp_store_fulfils_the_contract() {
+        let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+        let store = TcpStore::connect(&server.address().to_string(), TIME).unwrap();
+        check_store_contract(&(Arc::new(store) as Arc<dyn Store>));
+    }
+
+    #[test]
+    fn tcp_store_server_may_start_late() {
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        thread::scope(|scope| {
+            let clients: Vec<_> = (0..8)
+                .map(|_| scope.spawn(|| TcpStore::connect(&address, TIME)?.add("n", 1)))
+                .collect();
+            let server = TcpStoreServer::bind(&address).unwrap();
+            for client in clients {
+                client.join().unwrap().unwrap();
+            }
+            assert_eq!(TcpStore::connect(&address, TIME).unwrap().add("n", 0).unwrap(), 8);
+            drop(server);
+        });
+        let gone = TcpStore::connect(&address, Duration::from_millis(20));
+        assert!(gone.err().unwrap().to_string().contains(&address));
+    }
+
+    #[test]
+    fn invalid_request_closes_only_its_connection() {
+        let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(server.address()).unwrap();
+        client.set_read_timeout(Some(TIME)).unwrap();
+        client.write_all(&[9, 1, 0, 0, 0, b'a', 0, 0, 0, 0]).unwrap();
+        let mut status = [0; 1];
+        client.read_exact(&mut status).unwrap();
+        assert_eq!(status[0], REFUSED);
+        let store = TcpStore::connect(&server.address().to_string(), TIME).unwrap();
+        store.set("a", b"1").unwrap();
+    }
+}
