@@ -14,8 +14,9 @@ use crate::liveness::{
 const SPIN_TIME: Duration = Duration::from_millis(2);
 /// The longest sleep. A failure that another rank reports is noticed after it.
 const MAX_SLEEP: Duration = Duration::from_millis(20);
-/// The longest sleep while a link is being made: nothing wakes the sleeper then.
-const MAX_SLEEP_CONNECTING: Duration = Duration::from_micros(500);
+/// The shortest sleep while a link is being made. Nothing wakes the sleeper then, so it looks again and again, less often the longer
+/// it takes: many ranks on a host must leave time for those that they wait for.
+const MIN_SLEEP_CONNECTING: Duration = Duration::from_micros(500);
 /// The longest idle time before a rank probes whether an awaited process has exited, whatever the timeout.
 const MAX_QUICK_PROBE_DELAY: Duration = Duration::from_millis(250);
 /// How long this probe may take.
@@ -174,7 +175,7 @@ impl<'a> Wait<'a> {
         }
         let mut sleep = MAX_SLEEP.min(self.timeout / 10);
         if ranks.iter().any(|rank| self.mesh.is_connecting(*rank)) {
-            sleep = sleep.min(MAX_SLEEP_CONNECTING);
+            sleep = sleep.min(MIN_SLEEP_CONNECTING.max(idle / 8));
         }
         self.operation.waits_for(ranks);
         self.mesh.sleep(sleep, &mut || is_ready(state));

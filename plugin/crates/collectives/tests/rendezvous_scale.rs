@@ -17,7 +17,8 @@ use evenkeel_collectives::{
 };
 
 const RANKS: usize = 256;
-const PROCESSES: usize = 8;
+/// Ranks of a process. Each event of one wakes all that sleep.
+const RANKS_A_PROCESS: usize = 16;
 /// The stack of a rank's thread, so that a thousand fit.
 const STACK_BYTES: usize = 512 << 10;
 /// The timeout of operations. It is reached only when something is broken.
@@ -202,7 +203,7 @@ fn meet_over(transport: &str, size: usize) {
     let begun = Instant::now();
     let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
     let store = server.address().to_string();
-    let each = size.div_ceil(PROCESSES);
+    let each = RANKS_A_PROCESS.min(size);
     let start = |first| Process::start(first, each.min(size - first), size, transport, &store);
     let mut processes: Vec<Process> = (0..size).step_by(each).map(start).collect();
     processes.iter_mut().for_each(|process| drop(process.await_line("met")));

@@ -8,7 +8,7 @@
 //!
 //! Names in the store: `reconfigure/GROUP/rank/N`, `reconfigure/GROUP/members` (the decision), `newcomers` (their number),
 //! `newcomer/N`, and `newcomer/N/members` (the name of the decision that has it).
-//! `reconfigure/GROUP/met` of the new group counts its ranks that have come to it.
+//! `reconfigure/GROUP/met/N` of the new group: rank N has come to it, and those below it in a tree have.
 
 use std::time::{Duration, Instant};
 

@@ -8,7 +8,7 @@ mod reconfigure;
 mod request;
 mod window;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -57,8 +57,6 @@ pub struct Group {
     is_sub_group: bool,
     /// It was reconfigured.
     replaced: AtomicBool,
-    /// This rank has counted itself among those of a group that follows another one.
-    has_met: AtomicBool,
     /// How far the last call of `reconfigure` got.
     progress: Mutex<Option<reconfigure::Progress>>,
 }
@@ -114,7 +112,6 @@ impl Group {
             next_ticket: 1,
             is_sub_group: false,
             replaced: AtomicBool::new(false),
-            has_met: AtomicBool::new(false),
             progress: Mutex::default(),
         }
     }
@@ -173,7 +170,8 @@ impl Group {
     /// # Errors
     /// [`ErrorKind::Argument`] when a rank does not exist or is named twice.
     pub fn sub_group(&self, ranks: &[usize]) -> Result<Option<Self>> {
-        let mut members = vec![];
+        let mut members = Vec::with_capacity(ranks.len());
+        let mut named = HashSet::new();
         for rank in ranks {
             let Some(member) = self.members.get(*rank) else {
                 return Err(Error::argument(format!(
@@ -181,7 +179,7 @@ impl Group {
                     self.size()
                 )));
             };
-            if members.contains(member) {
+            if !named.insert(*member) {
                 return Err(Error::argument(format!("rank {rank} is named twice")));
             }
             members.push(*member);

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use evenkeel_transport::sync::lock;
 
-use crate::backoff::Backoff;
 use crate::bootstrap::agreement::{
     Agreement, MAX_SILENT_PROBES, Members, PROBE_TIMEOUT, WATCH_INTERVAL, await_admission,
 };
@@ -16,6 +15,9 @@ use crate::links::transport_kind::TransportKind;
 use crate::liveness::{GroupFailure, PeerStatus, end_group};
 
 use super::Group;
+
+/// The longest wait for another rank's note before this one looks whether the group has failed meanwhile.
+const MAX_NOTE_WAIT: Duration = Duration::from_millis(50);
 
 /// How a group is reconfigured. All ranks must pass the same, except for the timeout.
 #[derive(Clone, Copy, Debug, Default)]
@@ -189,42 +191,51 @@ impl Group {
         Ok(group.with_previous_ranks(previous_ranks))
     }
 
-    /// Waits until all ranks of a group that was agreed on have come. They count themselves in the store, so that a rank which has
-    /// timed out can go on. Each watches the next one meanwhile.
+    /// Waits until all ranks of a group that was agreed on have come. The ranks are a binary tree: each notes in the store that it
+    /// has come once those below it have, so all have when rank 0 has. A note can be written again, so a rank whose request of the
+    /// store failed, or that has timed out, can go on. Each rank watches the next one meanwhile.
     fn meet(&self, request: &Request<'_>) -> Result<()> {
-        let counter = format!("reconfigure/{:016x}/met", self.id);
-        let met = |own: i64| {
-            let met = request.store.add(&counter, own)?;
-            Ok(usize::try_from(met).unwrap_or(0) >= self.size())
-        };
+        let note = |rank: usize| format!("reconfigure/{:016x}/met/{rank}", self.id);
+        let have_all_come = || Ok::<_, Error>(request.store.get(&note(0))?.is_some());
+        let below = [2 * self.rank + 1, 2 * self.rank + 2];
+        let mut awaited: Vec<usize> =
+            below.into_iter().filter(|rank| *rank < self.size()).collect();
+        let mut has_noted = false;
         let liveness = self.mesh.liveness();
         let watched = (self.rank + 1) % self.size();
         let (mut watched_at, mut silent_probes) = (Instant::now(), 0);
-        let mut own = i64::from(!self.has_met.swap(true, Ordering::Relaxed));
-        let mut backoff = Backoff::until(request.deadline);
         loop {
-            if met(std::mem::take(&mut own))? {
-                return Ok(());
+            if awaited.is_empty() && !has_noted {
+                request.store.set(&note(self.rank), &[])?;
+                has_noted = true;
+            }
+            let left = request.deadline.saturating_duration_since(Instant::now());
+            let next = note(awaited.last().copied().unwrap_or(0));
+            if request.store.await_change(&next, None, left.min(MAX_NOTE_WAIT))?.is_some() {
+                match awaited.pop() {
+                    Some(_) => continue,
+                    None => return Ok(()),
+                }
             }
             if let Some(failure) = liveness.failure() {
                 return Err(failure.error());
             }
             if watched != self.rank && watched_at.elapsed() >= WATCH_INTERVAL {
-                let time = PROBE_TIMEOUT.min(backoff.left());
-                let status = self.mesh.probe_addresses()[watched].probe(time);
+                let left = || request.deadline.saturating_duration_since(Instant::now());
+                let status = self.mesh.probe_addresses()[watched].probe(PROBE_TIMEOUT.min(left()));
                 watched_at = Instant::now();
                 // The deadline may have ended the probe: then silence does not count.
                 silent_probes = match status {
-                    PeerStatus::Lost(_) => silent_probes + u32::from(!backoff.left().is_zero()),
+                    PeerStatus::Lost(_) => silent_probes + u32::from(!left().is_zero()),
                     _ => 0,
                 };
                 let is_lost = status == PeerStatus::Left || status.has_exited();
                 // It may have come, and have left since all had.
-                if (is_lost || silent_probes >= MAX_SILENT_PROBES) && !met(0)? {
+                if (is_lost || silent_probes >= MAX_SILENT_PROBES) && !have_all_come()? {
                     return Err(self.end_as_lost(watched));
                 }
             }
-            if !backoff.wait() {
+            if left.is_zero() {
                 let time = format_duration(request.timeout);
                 let text =
                     format!("reconfigure: not all ranks of the next group came within {time}");
@@ -259,6 +270,7 @@ mod tests {
     use crate::test_support::{TEST_TIMEOUT, transports};
     use crate::{Call, MemoryStore, Op};
     use std::sync::Barrier;
+    use std::sync::atomic::AtomicBool;
     use std::thread;
 
     fn sum(group: &Group, value: i64) -> Result<i64> {
@@ -474,6 +486,63 @@ mod tests {
             assert_eq!(next.previous_ranks(), [Some(0), Some(1)]);
             assert_eq!(sum(&next, 1).unwrap(), 2);
         });
+    }
+
+    /// A store that fails at the first note that a rank has come, before or after it has the note.
+    struct FailsOnce<'a> {
+        store: &'a MemoryStore,
+        has_effect: bool,
+        has_failed: AtomicBool,
+    }
+
+    impl FailsOnce<'_> {
+        fn once<T>(&self, name: &str, request: impl Fn() -> Result<T>) -> Result<T> {
+            if !name.contains("/met") || self.has_failed.swap(true, Ordering::Relaxed) {
+                return request();
+            }
+            if self.has_effect {
+                request()?;
+            }
+            Err(Error::of_store("the connection broke"))
+        }
+    }
+
+    impl Store for FailsOnce<'_> {
+        fn set(&self, name: &str, value: &[u8]) -> Result<()> {
+            self.once(name, || self.store.set(name, value))
+        }
+        fn get(&self, name: &str) -> Result<Option<Vec<u8>>> {
+            self.store.get(name)
+        }
+        fn add(&self, name: &str, amount: i64) -> Result<i64> {
+            self.once(name, || self.store.add(name, amount))
+        }
+        fn set_once(&self, name: &str, value: &[u8]) -> Result<Vec<u8>> {
+            self.store.set_once(name, value)
+        }
+        fn delete(&self, name: &str) -> Result<()> {
+            self.store.delete(name)
+        }
+    }
+
+    /// Rank 0 must not go on before the others have come, and all must after a second call.
+    #[test]
+    fn reconfigure_goes_on_after_a_store_request_failed() {
+        for has_effect in [false, true] {
+            run(4, &transports()[0], TEST_TIMEOUT, |group, store| {
+                let brief = Reconfigure::default().timeout(TEST_TIMEOUT / 3);
+                let failing = FailsOnce { store, has_effect, has_failed: AtomicBool::new(false) };
+                let next = match group.rank() {
+                    0 => group.reconfigure(store, &brief),
+                    _ => {
+                        let error = group.reconfigure(&failing, &brief).err().unwrap();
+                        assert_eq!(error.kind(), ErrorKind::Store, "{error}");
+                        group.reconfigure(&failing, &brief)
+                    }
+                };
+                assert_eq!(sum(&next.unwrap(), 1).unwrap(), 4);
+            });
+        }
     }
 
     #[test]

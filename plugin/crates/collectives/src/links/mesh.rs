@@ -130,15 +130,16 @@ impl Mesh {
 
     /// Groups ranks by host. Ranks are given as indexes of the list, hosts in the order of their first ranks.
     pub(crate) fn group_by_host(&self, ranks: &[usize]) -> Vec<Vec<usize>> {
-        let mut hosts: Vec<(u64, Vec<usize>)> = vec![];
+        let mut hosts: Vec<Vec<usize>> = vec![];
+        let mut found: HashMap<u64, usize> = HashMap::new();
         for (place, rank) in ranks.iter().enumerate() {
-            let host_id = self.members[*rank].host_id;
-            match hosts.iter_mut().find(|(other, _)| *other == host_id) {
-                Some((_, places)) => places.push(place),
-                None => hosts.push((host_id, vec![place])),
+            let host = *found.entry(self.members[*rank].host_id).or_insert(hosts.len());
+            match hosts.get_mut(host) {
+                Some(places) => places.push(place),
+                None => hosts.push(vec![place]),
             }
         }
-        hosts.into_iter().map(|(_, places)| places).collect()
+        hosts
     }
 
     /// Opens another endpoint of the same transport, for separate links.
