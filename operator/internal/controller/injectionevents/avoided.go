@@ -19,8 +19,8 @@ import (
 
 const (
 	// maxReported is the maximum number of jobs remembered. Then all are forgotten, which costs one request for each; no Event
-	// is repeated.
-	maxReported = 4096
+	// is repeated. It is more than the jobs of a large cluster, since a controller that starts sees their pods in no order.
+	maxReported = 1 << 14
 	// maxNamed is the maximum number of nodes named in an Event.
 	maxNamed = 5
 )
