@@ -55,6 +55,8 @@ bench-rccl: ## Measure RCCL over the plugin against its own sockets into docs/re
 bench-preflight: ## Check 5,000 pretend nodes into docs/results/; takes an hour of a quiet machine
 	KUBEBUILDER_ASSETS=$$($(GO) run ./hack/cluster tool envtest) $(GO) test ./operator/test/preflight -run '^TestScale$$' -v -timeout 120m \
 		-scale 5000 -scale-pods 100000 -scale-run 20s -scale-results docs/results/preflight.md
+	KUBEBUILDER_ASSETS=$$($(GO) run ./hack/cluster tool envtest) $(GO) test ./operator/test/integration -run XXX -bench Webhook -benchtime 3000x \
+		-webhook-pods 20000 -webhook-results docs/results/preflight.md
 
 .PHONY: soak
 soak: ## Many connections under faults for 30 minutes, every byte checked (root; DURATION=2m and SEED=7 for others)
