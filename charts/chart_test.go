@@ -642,6 +642,17 @@ func TestCommonValues(t *testing.T) {
 			}
 		}
 	}
+	for _, key := range []string{"Job/evenkeel-cleanup", "Job/evenkeel-cleanup-check"} {
+		text, err := json.Marshal(objects[key])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{`"priorityClassName":"high"`, `"team":"net"`, `"a":"b"`, `"kubernetes.io/os":"linux"`} {
+			if !strings.Contains(string(text), want) {
+				t.Errorf("%s lacks %s", key, want)
+			}
+		}
+	}
 	text, err := json.Marshal(objects["Deployment/evenkeel-webhook"].Object)
 	if err != nil || !strings.Contains(string(text), `"hostNetwork":true`) || !strings.Contains(string(text), `"--port=10443"`) {
 		t.Errorf("%v: %s", err, text)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -31,6 +32,45 @@ func TestGeneratedPagesAreFresh(t *testing.T) {
 		if err != nil || string(got) != string(want) {
 			t.Errorf("%s is stale: run \"go run ./hack/ci/docs generate\" (%v)", p.path, err)
 		}
+	}
+}
+
+// TestNamedTestsExist finds the Go tests that pages name.
+func TestNamedTestsExist(t *testing.T) {
+	root := root(t)
+	declared, named := regexp.MustCompile(`(?m)^func ((?:Test|Benchmark)\w+)\(`), regexp.MustCompile("`((?:Test|Benchmark)[A-Z]\\w+)`")
+	exists, checked := map[string]bool{}, 0
+	for _, folder := range []string{"charts", "e2e", "hack", "operator"} {
+		if err := filepath.WalkDir(filepath.Join(root, folder), func(path string, _ fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			text, err := os.ReadFile(path)
+			for _, m := range declared.FindAllSubmatch(text, -1) {
+				exists[string(m[1])] = true
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	files, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range named.FindAllSubmatch(text, -1) {
+			if checked++; !exists[string(m[1])] {
+				t.Errorf("%s names the test %s, which does not exist", filepath.Base(file), m[1])
+			}
+		}
+	}
+	if checked == 0 {
+		t.Error("no page names a test")
 	}
 }
 

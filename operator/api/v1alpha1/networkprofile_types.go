@@ -39,7 +39,8 @@ const (
 type TransportMode string
 
 const (
-	// TransportAuto lets the plugin choose for each pair of peers. Jobs get an RDMA device if every matching node has one.
+	// TransportAuto lets the plugin choose for each pair of peers. Jobs get an RDMA device if 90 percent of the
+	// matching nodes that they can run on now offer it, and keep getting it while 75 percent do.
 	TransportAuto TransportMode = "Auto"
 	// TransportTCP uses TCP flows only.
 	TransportTCP TransportMode = "TCP"
