@@ -101,7 +101,8 @@ capabilities: {drop: [ALL]}
 {{- default (printf "%s-check" (include "evenkeel.fullname" .)) .Values.preflight.priorityClassName -}}
 {{- end -}}
 
-{{- /* Of the accounts and roles of the hooks; a Job names the one event that it is for. */ -}}
+{{- /* Of the accounts and roles of the hooks; a Job names the one event that it is for. A hook that failed stays, for its log and
+so that its Job can be tried again; the guards of its account stay too. */ -}}
 {{- define "evenkeel.cleanupHook" -}}
 helm.sh/hook: pre-delete,post-delete
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded

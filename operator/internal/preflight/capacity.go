@@ -54,8 +54,8 @@ func Unschedulable(node *corev1.Node, tolerations []corev1.Toleration) (reason, 
 	return "", ""
 }
 
-// devices fails a node that offers only some of its GPUs. One that offers none may have a device plugin that has not registered
-// yet, or is being replaced.
+// devices fails a node that offers only some of its GPUs, at once: a device plugin reports all devices in one message, so that fewer
+// are not on their way but unhealthy. A node that offers none may have a device plugin that has not registered yet, or is being replaced.
 func devices(node *corev1.Node, dra accelerator.DRA) (v evenkeel.Verdict, reason, message string) {
 	counts, settled := accelerator.Counts(node)
 	if !settled {

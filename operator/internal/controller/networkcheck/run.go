@@ -40,6 +40,7 @@ func (c *Reconciler) listJobs(ctx context.Context, check jobs.Check, launcher ev
 		}
 	}
 	if launcher == evenkeel.LauncherMPIJob {
+		// Read live: a cache would need a watch of a kind that the cluster may lack, for a few objects of one check.
 		list := &unstructured.UnstructuredList{}
 		list.SetGroupVersionKind(jobs.MPIJobKind.GroupVersion().WithKind(jobs.MPIJobKind.Kind + "List"))
 		switch err := c.live.List(ctx, list, options...); {

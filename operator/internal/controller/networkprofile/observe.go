@@ -79,7 +79,7 @@ func Observe(profile *evenkeel.NetworkProfile, nodes []corev1.Node, reductionIma
 	}
 	status.Delivery = plugin.Delivery
 	if plugin.Delivery == "" || plugin.Delivery == evenkeel.DeliveryAuto {
-		status.Delivery = evenkeel.DeliveryInitContainer
+		status.Delivery = evenkeel.DeliveryInitContainer // it works everywhere, and which nodes a job's pods get is not known here
 		if matched > 0 && capable == matched {
 			status.Delivery = evenkeel.DeliveryImageVolume
 		}
