@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -189,6 +190,44 @@ func TestDoctorAdmission(t *testing.T) {
 		if err != nil || len(findings) != 1 || findings[0].Status != test.want || !strings.Contains(findings[0].Message, test.text) {
 			t.Errorf("%s: %+v %v", name, findings, err)
 		}
+	}
+}
+
+// TestDoctorMutatingPolicies has clusters whose API server injects by itself, and one that cannot.
+func TestDoctorMutatingPolicies(t *testing.T) {
+	group := schema.GroupResource{Resource: "pods"}
+	for name, test := range map[string]struct {
+		answer error
+		want   Status
+		text   string
+	}{
+		"they refuse":   {apierrors.NewForbidden(group, "", errors.New(`denied request: annotation evenkeel.dev/profile: no NetworkProfile is named "x"`)), OK, "there is no webhook"},
+		"they are gone": {nil, Problem, "no policy looks at annotated pods"},
+		"not permitted": {apierrors.NewForbidden(group, "", errors.New("User cannot create resource")), Unknown, "cannot create"},
+	} {
+		cluster := fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
+			Create: func(_ context.Context, _ client.WithWatch, object client.Object, options ...client.CreateOption) error {
+				var all client.CreateOptions
+				all.ApplyOptions(options)
+				if len(all.DryRun) == 0 {
+					t.Error("it is no dry run")
+				}
+				if job, ok := object.(*batchv1.Job); ok { // what the policy about jobs does
+					job.Spec.Template.Annotations = map[string]string{evenkeel.ProfileKey: job.Annotations[evenkeel.ProfileKey]}
+					return nil
+				}
+				return test.answer
+			},
+		}).Build()
+		findings, err := (&Doctor{Client: cluster}).admission(t.Context(), nil)
+		if err != nil || len(findings) != 1 || findings[0].Status != test.want || !strings.Contains(findings[0].Message, test.text) {
+			t.Errorf("%s: %+v %v", name, findings, err)
+		}
+	}
+	old := fake.NewClientBuilder().WithRESTMapper(meta.NewDefaultRESTMapper(nil)).Build()
+	findings, err := (&Doctor{Client: old}).mutatingPolicies(t.Context(), nil)
+	if err != nil || len(findings) != 1 || !strings.Contains(findings[0].Message, "serves no MutatingAdmissionPolicy v1") {
+		t.Errorf("%+v %v", findings, err)
 	}
 }
 
