@@ -456,53 +456,65 @@ func TestGateOfGangOpensWhole(t *testing.T) {
 	areOpen(t, pods)
 }
 
+// asWriters runs the test with the permissions of each account that writes what is others'.
+func asWriters(t *testing.T, test func(t *testing.T, writer client.Client)) {
+	t.Helper()
+	for _, name := range []string{account, "evenkeel-cleanup"} {
+		t.Run(name, func(t *testing.T) {
+			writer, err := client.New(apiserver.As(config, namespace, name), client.Options{Scheme: scheme})
+			if err != nil {
+				t.Fatal(err)
+			}
+			test(t, writer)
+		})
+	}
+}
+
 func TestGateGuardLimitsController(t *testing.T) {
-	controller, err := client.New(apiserver.As(config, namespace, account), client.Options{Scheme: scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
-	patch := func(object client.Object, text string) error {
-		return controller.Patch(t.Context(), object.DeepCopyObject().(client.Object), client.RawPatch("application/merge-patch+json", []byte(text)))
-	}
-	strategic := func(object client.Object, text string) error {
-		return controller.Patch(t.Context(), object.DeepCopyObject().(client.Object), client.RawPatch("application/strategic-merge-patch+json", []byte(text)))
-	}
-	pods := newHeldPods(t, "gateguard", 1)
-	eventually(t, "the API server has read the policy", func(ctx context.Context) (bool, error) {
-		err := controller.Patch(ctx, pods[0].DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(`{"metadata": {"annotations": {"a": "b"}}}`)), client.DryRunAll)
-		return err != nil, nil
-	})
-	gated := newJob(t, "PyTorchJob", "gateguard", nil)
-	running := newJob(t, "PyTorchJob", "gateguard", func(j *unstructured.Unstructured) {
-		j.SetName("running")
-		if err := workload.Suspend(j, false); err != nil {
-			t.Fatal(err)
+	asWriters(t, func(t *testing.T, writer client.Client) {
+		patch := func(object client.Object, text string) error {
+			return writer.Patch(t.Context(), object.DeepCopyObject().(client.Object), client.RawPatch("application/merge-patch+json", []byte(text)))
+		}
+		strategic := func(object client.Object, text string) error {
+			return writer.Patch(t.Context(), object.DeepCopyObject().(client.Object), client.RawPatch("application/strategic-merge-patch+json", []byte(text)))
+		}
+		pods := newHeldPods(t, "gateguard", 1)
+		eventually(t, "the API server has read the policy", func(ctx context.Context) (bool, error) {
+			err := writer.Patch(ctx, pods[0].DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(`{"metadata": {"annotations": {"a": "b"}}}`)), client.DryRunAll)
+			return err != nil, nil
+		})
+		gated := newJob(t, "PyTorchJob", "gateguard", nil)
+		running := newJob(t, "PyTorchJob", "gateguard", func(j *unstructured.Unstructured) {
+			j.SetName("running")
+			if err := workload.Suspend(j, false); err != nil {
+				t.Fatal(err)
+			}
+		})
+		mine := newJob(t, "Job", "gateguard", func(j *unstructured.Unstructured) { j.SetLabels(nil) })
+		for name, test := range map[string]struct {
+			want string
+			err  error
+		}{
+			"a job that is not gated":  {"only while they are gated", patch(mine, `{"spec": {"suspend": false}}`)},
+			"another label":            {"evenkeel.dev/gated only", patch(gated, `{"metadata": {"labels": {"a": "b"}}}`)},
+			"annotations":              {"annotations", patch(gated, `{"metadata": {"annotations": {"evenkeel.dev/profile": null}}}`)},
+			"finalizers":               {"finalizers", patch(gated, `{"metadata": {"finalizers": ["example.com/a"]}}`)},
+			"owners":                   {"owners", patch(gated, `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "gone", "uid": "x"}]}}`)},
+			"the owner of a gated pod": {"owners", patch(pods[0], `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "gone", "uid": "x"}]}}`)},
+			"an image":                 {"suspend", strategic(pods[0], `{"spec": {"containers": [{"name": "main", "image": "miner:1"}]}}`)},
+			"the templates":            {"suspend", patch(gated, `{"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 1}}}}`)},
+			"the rest of the policy":   {"suspend", patch(gated, `{"spec": {"runPolicy": {"backoffLimit": 3}}}`)},
+			"suspending what runs":     {"may not suspend", patch(running, `{"spec": {"runPolicy": {"suspend": true}}}`)},
+			"the gates of others":      {"its own only", patch(pods[0], `{"spec": {"schedulingGates": null}}`)},
+			"a pod's nodes":            {"suspend", patch(pods[0], `{"spec": {"nodeSelector": {"a": "b"}}}`)},
+			"the label of a gated pod": {"evenkeel.dev/gated only", patch(pods[0], `{"metadata": {"labels": {"evenkeel.dev/profile": "other"}}}`)},
+		} {
+			if test.err == nil || !strings.Contains(test.err.Error(), test.want) || !strings.Contains(test.err.Error(), "ValidatingAdmissionPolicy") {
+				t.Errorf("%s: %v", name, test.err)
+			}
+		}
+		if err := patch(gated, `{"metadata": {"labels": {"evenkeel.dev/gated": null}}, "spec": {"runPolicy": {"suspend": false}}}`); err != nil {
+			t.Errorf("opening a gate: %v", err)
 		}
 	})
-	mine := newJob(t, "Job", "gateguard", func(j *unstructured.Unstructured) { j.SetLabels(nil) })
-	for name, test := range map[string]struct {
-		want string
-		err  error
-	}{
-		"a job that is not gated":  {"only while they are gated", patch(mine, `{"spec": {"suspend": false}}`)},
-		"another label":            {"evenkeel.dev/gated only", patch(gated, `{"metadata": {"labels": {"a": "b"}}}`)},
-		"annotations":              {"annotations", patch(gated, `{"metadata": {"annotations": {"evenkeel.dev/profile": null}}}`)},
-		"finalizers":               {"finalizers", patch(gated, `{"metadata": {"finalizers": ["example.com/a"]}}`)},
-		"owners":                   {"owners", patch(gated, `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "gone", "uid": "x"}]}}`)},
-		"the owner of a gated pod": {"owners", patch(pods[0], `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "gone", "uid": "x"}]}}`)},
-		"an image":                 {"suspend", strategic(pods[0], `{"spec": {"containers": [{"name": "main", "image": "miner:1"}]}}`)},
-		"the templates":            {"suspend", patch(gated, `{"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 1}}}}`)},
-		"the rest of the policy":   {"suspend", patch(gated, `{"spec": {"runPolicy": {"backoffLimit": 3}}}`)},
-		"suspending what runs":     {"may not suspend", patch(running, `{"spec": {"runPolicy": {"suspend": true}}}`)},
-		"the gates of others":      {"its own only", patch(pods[0], `{"spec": {"schedulingGates": null}}`)},
-		"a pod's nodes":            {"suspend", patch(pods[0], `{"spec": {"nodeSelector": {"a": "b"}}}`)},
-		"the label of a gated pod": {"evenkeel.dev/gated only", patch(pods[0], `{"metadata": {"labels": {"evenkeel.dev/profile": "other"}}}`)},
-	} {
-		if test.err == nil || !strings.Contains(test.err.Error(), test.want) || !strings.Contains(test.err.Error(), "ValidatingAdmissionPolicy") {
-			t.Errorf("%s: %v", name, test.err)
-		}
-	}
-	if err := patch(gated, `{"metadata": {"labels": {"evenkeel.dev/gated": null}}, "spec": {"runPolicy": {"suspend": false}}}`); err != nil {
-		t.Errorf("opening a gate: %v", err)
-	}
 }

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,12 +15,12 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate/kueue"
-	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
 
 // kueueObject makes one of Kueue's objects, as YAML has it, with its status; it goes with the test.
@@ -300,56 +302,95 @@ func TestKueueWorkloadReturnsQuotaAfterTimeout(t *testing.T) {
 	}
 }
 
+// Kueue's workloads are many, and most are nobody's business. Until an AdmissionCheck is Evenkeel's, the controller asks for none.
+func TestKueueWorkloadsAreWatchedOnDemand(t *testing.T) {
+	var mu sync.Mutex
+	asked := map[string]int{} // requests, by resource
+	whole := config
+	config = rest.CopyConfig(config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if rest, of := strings.CutPrefix(r.URL.Path, "/apis/kueue.x-k8s.io/"); of && r.Method == http.MethodGet {
+				_, resource, _ := strings.Cut(rest, "/")
+				mu.Lock()
+				asked[resource]++
+				mu.Unlock()
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	t.Cleanup(func() { config = whole })
+	requests := func(resource string) int {
+		mu.Lock()
+		defer mu.Unlock()
+		return asked[resource]
+	}
+	kueueObject(t, `{apiVersion: kueue.x-k8s.io/v1beta2, kind: AdmissionCheck, metadata: {name: theirs}, spec: {controllerName: example.com/other}}`)
+	start(t, newFleet(t, links(nil)), &clock{}, &clock{})
+	config = whole
+	newNodes(t, "ondemand", 2)
+	newPolicy(t, "ondemand", onStart(nil))
+	eventually(t, "the controller reads AdmissionChecks", func(context.Context) (bool, error) { return requests("admissionchecks") > 0, nil })
+	// A whole check of nodes takes many rounds of looking for kinds to watch.
+	isState(t, newJob(t, "Job", "ondemand", nil), started)
+	if n := requests("workloads") + requests("resourceflavors"); n != 0 {
+		t.Errorf("%d requests for workloads and flavors, and no AdmissionCheck is Evenkeel's", n)
+	}
+	admissionCheck(t, "ours", "ondemand")
+	isAnswered(t, reservedWorkload(t, "ondemand", "ours", "ondemand-0"), "ours", "Ready", "all 1 nodes")
+	if requests("workloads") == 0 {
+		t.Error("the requests are not counted")
+	}
+}
+
 // TestKueueGuardLimitsController has answers for AdmissionChecks of another controller, and parts of the status that are Kueue's.
 func TestKueueGuardLimitsController(t *testing.T) {
-	controller, err := client.New(apiserver.As(config, namespace, account), client.Options{Scheme: scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
-	check := admissionCheck(t, "guarded", "default")
-	other := kueueObject(t, `{apiVersion: kueue.x-k8s.io/v1beta2, kind: AdmissionCheck, metadata: {name: another}, spec: {controllerName: example.com/other}}`)
-	waiting := reservedWorkload(t, "guarded", "guarded", "n1")
-	patch := func(object client.Object, text string) error {
-		return controller.Status().Patch(t.Context(), object.DeepCopyObject().(client.Object), client.RawPatch("application/merge-patch+json", []byte(text)))
-	}
-	const now = `"2026-01-01T00:00:00Z"`
-	state := func(name, state string) string {
-		return fmt.Sprintf(`{"name": %q, "state": %q, "message": "m", "lastTransitionTime": %s}`, name, state, now)
-	}
-	checks := func(entries ...string) string {
-		return `{"status": {"admissionChecks": [` + strings.Join(entries, ",") + `]}}`
-	}
-	list, _, _ := unstructured.NestedSlice(waiting.Object, "status", "admissionChecks")
-	kept, err := json.Marshal(list[1])
-	if err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the API server has read the policies", func(ctx context.Context) (bool, error) {
-		set := func(object client.Object, text string) error {
-			return controller.Status().Patch(ctx, object.DeepCopyObject().(client.Object), client.RawPatch("application/merge-patch+json", []byte(text)), client.DryRunAll)
+	asWriters(t, func(t *testing.T, writer client.Client) {
+		check := admissionCheck(t, "guarded", "default")
+		other := kueueObject(t, `{apiVersion: kueue.x-k8s.io/v1beta2, kind: AdmissionCheck, metadata: {name: another}, spec: {controllerName: example.com/other}}`)
+		waiting := reservedWorkload(t, "guarded", "guarded", "n1")
+		patch := func(object client.Object, text string) error {
+			return writer.Status().Patch(t.Context(), object.DeepCopyObject().(client.Object), client.RawPatch("application/merge-patch+json", []byte(text)))
 		}
-		return set(other, `{"status": {"conditions": []}}`) != nil && set(waiting, checks(state("guarded", "Ready"), state("another", "Ready"))) != nil, nil
-	})
-	active := `{"status": {"conditions": [{"type": "Active", "status": "True", "reason": "r", "message": "m", "lastTransitionTime": ` + now + `}]}}`
-	for name, err := range map[string]error{
-		"an answer for another controller": patch(waiting, checks(state("guarded", "Ready"), state("another", "Ready"))),
-		"another check's answer removed":   patch(waiting, checks(state("guarded", "Ready"))),
-		"a check that Kueue does not ask":  patch(waiting, checks(state("guarded", "Ready"), string(kept), state("third", "Ready"))),
-		"admission":                        patch(waiting, `{"status": {"admission": null}}`),
-		"a condition of the workload":      patch(waiting, `{"status": {"conditions": [{"type": "Admitted", "status": "True", "reason": "r", "message": "m", "lastTransitionTime": `+now+`}]}}`),
-		"another controller's check":       patch(other, active),
-		"another condition of its check":   patch(check, strings.Replace(active, "Active", "Other", 1)),
-	} {
-		if err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
-			t.Errorf("%s: %v", name, err)
+		const now = `"2026-01-01T00:00:00Z"`
+		state := func(name, state string) string {
+			return fmt.Sprintf(`{"name": %q, "state": %q, "message": "m", "lastTransitionTime": %s}`, name, state, now)
 		}
-	}
-	for what, err := range map[string]error{
-		"its own answer":    patch(waiting, checks(state("guarded", "Ready"), string(kept))),
-		"its own condition": patch(check, active),
-	} {
+		checks := func(entries ...string) string {
+			return `{"status": {"admissionChecks": [` + strings.Join(entries, ",") + `]}}`
+		}
+		list, _, _ := unstructured.NestedSlice(waiting.Object, "status", "admissionChecks")
+		kept, err := json.Marshal(list[1])
 		if err != nil {
-			t.Errorf("%s: %v", what, err)
+			t.Fatal(err)
 		}
-	}
+		eventually(t, "the API server has read the policies", func(ctx context.Context) (bool, error) {
+			set := func(object client.Object, text string) error {
+				return writer.Status().Patch(ctx, object.DeepCopyObject().(client.Object), client.RawPatch("application/merge-patch+json", []byte(text)), client.DryRunAll)
+			}
+			return set(other, `{"status": {"conditions": []}}`) != nil && set(waiting, checks(state("guarded", "Ready"), state("another", "Ready"))) != nil, nil
+		})
+		active := `{"status": {"conditions": [{"type": "Active", "status": "True", "reason": "r", "message": "m", "lastTransitionTime": ` + now + `}]}}`
+		for name, err := range map[string]error{
+			"an answer for another controller": patch(waiting, checks(state("guarded", "Ready"), state("another", "Ready"))),
+			"another check's answer removed":   patch(waiting, checks(state("guarded", "Ready"))),
+			"a check that Kueue does not ask":  patch(waiting, checks(state("guarded", "Ready"), string(kept), state("third", "Ready"))),
+			"admission":                        patch(waiting, `{"status": {"admission": null}}`),
+			"a condition of the workload":      patch(waiting, `{"status": {"conditions": [{"type": "Admitted", "status": "True", "reason": "r", "message": "m", "lastTransitionTime": `+now+`}]}}`),
+			"another controller's check":       patch(other, active),
+			"another condition of its check":   patch(check, strings.Replace(active, "Active", "Other", 1)),
+		} {
+			if err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		for what, err := range map[string]error{
+			"its own answer":    patch(waiting, checks(state("guarded", "Ready"), string(kept))),
+			"its own condition": patch(check, active),
+		} {
+			if err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+	})
 }
