@@ -374,7 +374,7 @@ func TestHeldJobsOutliveAPIServerOutage(t *testing.T) {
 	isState(t, late, started)
 }
 
-// A job does not wait for a node that is gone, though its check has not ended.
+// A job does not wait for a node that is gone, though its check has not ended. One that it was assigned to returns its nodes.
 func TestHeldJobsOutliveNode(t *testing.T) {
 	start(t, newFleet(t, stuck), &clock{}, &clock{})
 	newNodes(t, "nodeless", 3)
@@ -382,12 +382,35 @@ func TestHeldJobsOutliveNode(t *testing.T) {
 		recordHealth(t, fmt.Sprintf("nodeless-%d", i), evenkeel.HealthHealthy, evenkeel.VerdictPass)
 	}
 	newPolicy(t, "nodeless", onStart(nil))
+	admissionCheck(t, "nodeless", "nodeless")
 	job, pods := newJob(t, "Job", "nodeless", nil), newHeldPods(t, "nodeless", 2)
+	workload := reservedWorkload(t, "nodeless", "nodeless", "nodeless-0", "nodeless-2")
 	isTold(t, job, gate.ReasonChecking, "nodeless-2")
+	isAnswered(t, workload, "nodeless", "Pending", "nodeless-2")
 	if err := admin.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "nodeless-2"}}); err != nil {
 		t.Fatal(err)
 	}
 	isState(t, job, started)
 	areOpen(t, pods)
 	isTold(t, job, gate.ReasonProven, "all 2 nodes")
+	isAnswered(t, workload, "nodeless", "Retry", "nodeless-2 is gone: other nodes are needed (attempt 1)")
+	assign(t, workload, "nodeless-0", "nodeless-1")
+	evict(t, workload, "nodeless", true, time.Now())
+	isAnswered(t, workload, "nodeless", "Ready", "all 2 nodes")
+}
+
+// assign gives the workload other hosts, as Kueue does when it reserves quota again. Whoever evicts it writes them.
+func assign(t *testing.T, workload *unstructured.Unstructured, hosts ...any) {
+	t.Helper()
+	sets, _, err := unstructured.NestedSlice(workload.Object, "status", "admission", "podSetAssignments")
+	if err != nil {
+		t.Fatal(err)
+	}
+	topology := map[string]any{"levels": []any{corev1.LabelHostname}, "slices": []any{map[string]any{
+		"domainCount": int64(len(hosts)), "podCounts": map[string]any{"universal": int64(1)}, "valuesPerLevel": []any{map[string]any{"individual": map[string]any{"roots": hosts}}},
+	}}}
+	if err := errors.Join(unstructured.SetNestedMap(sets[0].(map[string]any), topology, "topologyAssignment"),
+		unstructured.SetNestedSlice(workload.Object, sets, "status", "admission", "podSetAssignments")); err != nil {
+		t.Fatal(err)
+	}
 }

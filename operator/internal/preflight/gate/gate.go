@@ -282,10 +282,16 @@ func (w *Snapshot) decide(job Job, g gang, r *reach) Decision {
 	switch {
 	case job.OptOut && Mandatory(w.policies, job.Profile) == nil:
 		return Decision{Action: Open, Reason: ReasonDisabled, Message: "the annotation evenkeel.dev/gate of the job is Disabled"}
+	case len(r.gone) > 0:
+		verb := " is gone"
+		if len(r.gone) > 1 {
+			verb = " are gone"
+		}
+		return reassign(job, r, joinNames(r.gone)+verb)
 	case r.policy == nil:
 		return Decision{Action: Open, Reason: ReasonNothingToCheck, Message: "none of the nodes that it may run on now is under a NetworkCheckPolicy that gates it"}
 	case len(r.assignedUnhealthy) > 0:
-		return reassign(job, r)
+		return reassign(job, r, "the network of "+joinNames(r.assignedUnhealthy)+" failed a check")
 	}
 	proving := w.prove(job, g, r)
 	switch {
@@ -346,8 +352,7 @@ func (w *Snapshot) prove(job Job, g gang, r *reach) proving {
 }
 
 // reassign returns the job's nodes, or lets it start if that did not help and its policy allows it.
-func reassign(job Job, r *reach) Decision {
-	failed := "the network of " + joinNames(r.assignedUnhealthy) + " failed a check"
+func reassign(job Job, r *reach, failed string) Decision {
 	if job.Reassigned >= maxReassignments && r.policy.Spec.Gate.OnTimeout != evenkeel.GateWait {
 		return Decision{Action: OpenUnproven, Reason: ReasonNotProven, Message: fmt.Sprintf("starts although %s, as it was given such nodes %d times", failed, job.Reassigned+1)}
 	}

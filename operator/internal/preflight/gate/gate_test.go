@@ -201,6 +201,21 @@ func TestGateDecide(t *testing.T) {
 			job:    func(j *Job) { j.Hosts, j.Pods = []string{"a", "c"}, nil },
 			action: Reassign, says: "the network of c failed",
 		},
+		"an assigned node is gone": {
+			scene:  func(s *scene) { s.node("a", "healthy"); s.node("b", "healthy") },
+			job:    func(j *Job) { j.Policy, j.Hosts, j.Pods = "all", []string{"a", "z"}, nil },
+			action: Reassign, says: "z is gone: other nodes are needed (attempt 1)",
+		},
+		"all assigned nodes are gone": {
+			scene:  func(s *scene) { s.node("a", "healthy"); s.node("b", "healthy") },
+			job:    func(j *Job) { j.Policy, j.Hosts, j.Pods = "all", []string{"y", "z"}, nil },
+			action: Reassign, says: "y, z are gone: other nodes",
+		},
+		"an assigned node is gone, and so is the policy": {
+			scene:  func(s *scene) { s.node("a", "healthy") },
+			job:    func(j *Job) { j.Policy, j.Hosts, j.Pods = "gone", []string{"a", "z"}, nil },
+			action: Open, says: "none of the nodes",
+		},
 		"its user turned the gate off": {
 			scene:  func(s *scene) { s.node("a", "new"); s.node("b", "new") },
 			job:    func(j *Job) { j.OptOut = true },

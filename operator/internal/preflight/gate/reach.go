@@ -26,8 +26,9 @@ type reach struct {
 	// jobs test already come first, and those of other checks, which take longer, last.
 	unproven []string
 	inUse    int
-	// assigned are unproven nodes that were assigned to the job, and assignedUnhealthy such that failed.
-	assigned, assignedUnhealthy []string
+	// assigned are unproven nodes that were assigned to the job, assignedUnhealthy such that failed, and gone the host names of those
+	// that do not exist any more.
+	assigned, assignedUnhealthy, gone []string
 
 	// spots has the healthy nodes and the unproven ones. Proven is the room on the healthy ones, and free the number of unproven ones
 	// that have room.
@@ -108,6 +109,27 @@ func (r *reach) take(c claim) {
 	}
 }
 
+// addGone adds those of the job's hosts that are no nodes, if the policy that it waits for exists.
+func (w *Snapshot) addGone(r *reach, job Job) {
+	if len(job.Hosts) == 0 {
+		return
+	}
+	there := make(map[string]bool, len(w.nodes))
+	for _, node := range w.nodes {
+		there[hostName(node)] = true
+	}
+	for i := range w.policies {
+		if p := &w.policies[i]; p.Name == job.Policy && p.DeletionTimestamp == nil {
+			r.gone = slices.DeleteFunc(slices.Clone(job.Hosts), func(host string) bool { return there[host] })
+			if len(r.gone) > 0 {
+				r.policy = p // all of them may be gone
+			}
+		}
+	}
+}
+
+func hostName(node *corev1.Node) string { return cmp.Or(node.Labels[corev1.LabelHostname], node.Name) }
+
 // newReach looks at all nodes.
 func (w *Snapshot) newReach(job Job, g gang) *reach {
 	r := &reach{spots: map[string]*spot{}, stuck: map[stuckKey]proving{}, claims: len(w.claims)}
@@ -120,7 +142,7 @@ func (w *Snapshot) newReach(job Job, g gang) *reach {
 		case job.Policy != "" && p.Name != job.Policy, job.Policy == "" && !AppliesTo(p, job.Profile):
 			continue
 		}
-		assigned := slices.Contains(job.Hosts, cmp.Or(node.Labels[corev1.LabelHostname], node.Name))
+		assigned := slices.Contains(job.Hosts, hostName(node))
 		if !assigned && !fits(node) {
 			continue
 		}
@@ -153,6 +175,7 @@ func (w *Snapshot) newReach(job Job, g gang) *reach {
 			}
 		}
 	}
+	w.addGone(r, job)
 	slices.SortStableFunc(r.unproven, func(a, b string) int { return cmp.Compare(w.order[a], w.order[b]) })
 	return r
 }
