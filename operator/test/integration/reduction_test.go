@@ -189,6 +189,42 @@ func TestReductionServersFitRestrictedStandard(t *testing.T) {
 	startServers(t, waitService(t, job, "has a status", is(evenkeel.ReasonStarting)))
 }
 
+// A quota that wants a limit of the CPU refuses the servers, which have none. The status says where to look, and a LimitRange helps.
+func TestReductionServersUnderQuotaOfCPULimits(t *testing.T) {
+	ns := newNamespace(t, nil)
+	hard := corev1.ResourceList{corev1.ResourceLimitsCPU: resource.MustParse("1000")}
+	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "limits", Namespace: ns}, Spec: corev1.ResourceQuotaSpec{Hard: hard}}
+	if err := admin.Create(t.Context(), quota); err != nil {
+		t.Fatal(err)
+	}
+	// The controller of quotas would do this.
+	quota.Status = corev1.ResourceQuotaStatus{Hard: hard, Used: corev1.ResourceList{corev1.ResourceLimitsCPU: resource.MustParse("0")}}
+	if err := admin.Status().Update(t.Context(), quota); err != nil {
+		t.Fatal(err)
+	}
+	job, _ := reducing(t, "PyTorchJob", ns, "default", "1")
+	service := waitService(t, job, "has a status", is(evenkeel.ReasonStarting))
+	if c := meta.FindStatusCondition(service.Status.Conditions, evenkeel.ConditionAvailable); !strings.Contains(c.Message, "the Events of StatefulSet "+service.Name+" say why") {
+		t.Errorf("%+v", c)
+	}
+	set := part[appsv1.StatefulSet](t, service)
+	create := func(ctx context.Context) error {
+		pod := &corev1.Pod{ObjectMeta: *set.Spec.Template.ObjectMeta.DeepCopy(), Spec: *set.Spec.Template.Spec.DeepCopy()}
+		pod.Namespace, pod.Name = ns, service.Name+"-0"
+		return dryRun(ctx, pod)
+	}
+	eventually(t, "the quota refuses the server", func(ctx context.Context) (bool, error) {
+		err := create(ctx)
+		return err != nil && strings.Contains(err.Error(), "must specify limits.cpu"), nil
+	})
+	limits := &corev1.LimitRange{ObjectMeta: metav1.ObjectMeta{Name: "limits", Namespace: ns}}
+	limits.Spec.Limits = []corev1.LimitRangeItem{{Type: corev1.LimitTypeContainer, Default: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("64")}}}
+	if err := admin.Create(t.Context(), limits); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the LimitRange gives it a limit", func(ctx context.Context) (bool, error) { return create(ctx) == nil, nil })
+}
+
 // hasEvent reports whether there is an Event about the job whose message has the part.
 func hasEvent(namespace string, job *unstructured.Unstructured, reason, part string) func(context.Context) (bool, error) {
 	return func(ctx context.Context) (bool, error) {

@@ -50,7 +50,7 @@ func observeStatus(service *evenkeel.ReductionService, job *unstructured.Unstruc
 			continue
 		}
 		absent = append(absent, name)
-		why[name] = "it has no pod"
+		why[name] = fmt.Sprintf("it has no pod: the Events of StatefulSet %s say why, if the API server refuses it", service.Name)
 		if at >= 0 {
 			why[name] = notReadyReason(&pods[at])
 		}
