@@ -2,7 +2,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::process::{Running, bench, is_row, plugin, run};
+use crate::process::{Running, bench, is_row, plugin, ranks_with, run};
 
 const SMALL: [&str; 8] = ["-b", "4", "-e", "2M", "-f", "8", "-n", "2"];
 
@@ -86,5 +86,15 @@ fn allreduce_detects_corrupted_bytes() {
         let ended = Running::start(command).end();
         assert_eq!(ended.status.code(), Some(1), "{ended:?}");
         assert!(ended.err.contains(wrong), "{ended:?}");
+    }
+    // Rank 1 receives only if rank 0 sends too.
+    let both_ways = ["net", "-b", "64K", "-e", "64K", "-n", "3", "-w", "0", "--both-ways"];
+    for running in ranks_with(2, &both_ways, |rank, command| {
+        if rank == 1 {
+            command.env("NCCL_NET_PLUGIN", &library).env("REAL_PLUGIN", plugin());
+        }
+    }) {
+        let ended = running.end();
+        assert_eq!(ended.status.code(), Some(1), "{ended:?}");
     }
 }
