@@ -131,7 +131,7 @@ func (r starResult) processorTime() []goalRow {
 		}
 	}
 	rows := []goalRow{row("driver that sleeps", servers, fmt.Sprintf("ring, %.2f s", r.of(ring, cpu)),
-		fmt.Sprintf("the number of clients: %.2f s for each, which sends a GB and receives one. A part is the driver's, which asks 400 times before it sleeps", own/float64(c.Clients)))}
+		fmt.Sprintf("the number of clients: %.2f s for each, which sends a GB and receives one. A part is the driver's, which asks 100 times before it sleeps", own/float64(c.Clients)))}
 	if len(r.Runs[serversPolled.Name]) == 0 {
 		return rows
 	}

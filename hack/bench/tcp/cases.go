@@ -35,9 +35,9 @@ const layoutSeed = 5
 
 // What limits the cases that may miss a goal.
 const (
-	limitsProcessor = "the benchmark's own driver, and system calls. The driver asks 400 times before it sleeps: its `sched_yield` is 36 % of the sender's time and 43 % of the receiver's, 0.8 of 2.0 s/GB, and sockets that block have none of it. " +
-		"`sendmsg` is 36 % of the sender's, `recvmsg` 24 % of the receiver's, both with the interrupts of the links that fall into them. User space is 9 % and 11 %. " +
-		"For each GB there are 10,500 `sendmsg` and 10,700 `ioctl` at the sender, and 26,300 `recvmsg` at the receiver, under the tracer (`perf record -e cpu-clock` and `strace -c -f` of 1.9 GB, at commit ac896ba)"
+	limitsProcessor = "system calls, and the benchmark's own driver. In a profile of 2.0 s/GB, the driver's `sched_yield` was 36 % of the sender's time and 43 % of the receiver's: it asked 400 times before it slept, now it asks 100 times, and sockets that block have none of it. " +
+		"`sendmsg` was 36 % of the sender's, `recvmsg` 24 % of the receiver's, both with the interrupts of the links that fall into them. User space was 9 % and 11 %. " +
+		"For each GB there were 10,500 `sendmsg` and 10,700 `ioctl` at the sender, and 26,300 `recvmsg` at the receiver, under the tracer (`perf record -e cpu-clock` and `strace -c -f` of 1.9 GB, at commit ac896ba)"
 	limitsStart  = "the paths that are found by trial: a hash puts each of 4 flows on a link of its own in 9 of 100 cases only, so more flows are opened and tried before all links are full. 16 plain sockets are there at once"
 	limitsDrawn  = "the paths that are found by trial: more flows are opened and tried until those kept use all links, and what a trial takes is lost. 16 plain sockets are there at once"
 	limitsLoss   = "the number of flows: a flow that has lost a packet stands still for its repair, and with 16 flows from the start (`EVENKEEL_FLOWS=16`) 0.37 to 0.40 GB/s were reached, on a busy machine. Trials of more flows often end too early, as of no use"

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::ranks::bootstrap::World;
 
 /// Polls without progress before the first sleep. They take longer than a round trip.
-const POLLS_BEFORE_SLEEP: u32 = 400;
+const POLLS_BEFORE_SLEEP: u32 = 100;
 /// The first sleep. The kernel adds its timers' slack, some 50 microseconds.
 const MIN_SLEEP: Duration = Duration::from_micros(20);
 /// A sleep is this fraction of the time without progress, which bounds by how much it prolongs a wait.
