@@ -187,9 +187,14 @@ object.metadata.all(k, k in ['{{ . }}', 'managedFields', 'resourceVersion', 'gen
 {{- regexReplaceAll ":[^:/]*$" (regexFind "^[^@]*" .Values.reduction.image) "" -}}
 {{- end -}}
 
+{{/* How pods are injected. `helm upgrade --reuse-values` from a release without the value gives none. */}}
+{{- define "evenkeel.injectionMode" -}}
+{{- dig "mode" "Webhook" (.Values.injection | default dict) -}}
+{{- end -}}
+
 {{- /* Whether pods report; empty: they do not. The address that they report to is a number, which a policy cannot know. */ -}}
 {{- define "evenkeel.reports" -}}
-{{- if and .Values.pluginReports.enabled (eq .Values.injection.mode "Webhook") -}}true{{- end -}}
+{{- if and .Values.pluginReports.enabled (eq (include "evenkeel.injectionMode" .) "Webhook") -}}true{{- end -}}
 {{- end -}}
 
 {{- /* The namespaces whose pods are injected. */ -}}

@@ -37,7 +37,7 @@ func (r report) markdown() []byte {
 	b.WriteString(`.
 Each client and server is a network namespace with a link of its own to a switch (` + "`go run ./hack/lab/net --help`" + `). In each round
 all contenders run one after the other: ranks all-reduce a vector of float32 through the plugin, and check every element once.
-They ask for completions, and sleep after 400 rounds in which nothing moves, as many ranks share this machine's processors. A contender that is polled as NCCL polls only yields (` + "`evenkeel-bench reduction --driver nccl`" + `).
+They ask for completions, and sleep after 100 rounds in which nothing moves, as many ranks share this machine's processors. A contender that is polled as NCCL polls only yields (` + "`evenkeel-bench reduction --driver nccl`" + `).
 algbw is bytes of the vector per time, 10^9 bytes a second; figures are medians. The ring is ` + "`evenkeel-bench`" + `'s own, over the same
 plugin and links; no ring of NCCL's is measured here. Processors in use are those of the whole run, its start and its checks included.
 Plain sockets are a blocking connection from each client to each server. All send and receive as much as they can in both directions,

@@ -71,7 +71,7 @@ func (r report) markdown() []byte {
 	b.WriteString(".\nEach case has a network of its own (`go run ./hack/lab/net --help`); in each round all contenders run one after the other.\n" +
 		"GB/s are 10^9 bytes of payload. Processor time is that of both programs with their system calls.\n" +
 		"Where the processors are the limit, the plugins' driver asks for completions as NCCL's proxy does, and never sleeps. Where the network is, it sleeps after\n" +
-		"400 rounds in which nothing moves, so that less of the processor time is the polling's. Sockets that are `polled` are moved by that driver, without a plugin.\n" +
+		"100 rounds in which nothing moves, so that less of the processor time is the polling's. Sockets that are `polled` are moved by that driver, without a plugin.\n" +
 		"With `equal shares`, each message is cut into equal parts, one for each socket, as NCCL's own sockets do: the slowest path sets the pace of all.\n" +
 		"Other plain sockets have a thread and messages of their own each, and none waits for another.\n" +
 		"Processors differ: on a machine with AVX2 only, 8 bytes there and back take 30 us over plain sockets instead of 16, and nothing here was measured again on it.\n\n" + staticNote + "\n" + page.OwnGoals + "\n")

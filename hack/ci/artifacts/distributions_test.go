@@ -5,6 +5,7 @@ package artifacts
 import (
 	"bytes"
 	"context"
+	"errors"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -100,10 +101,15 @@ func distribution(t *testing.T, b Builder, release string, flags func(*testing.T
 	return root
 }
 
+var errMissing = errors.New("the archive does not have it")
+
 // ubuntuFlags have debootstrap use Ubuntu's keys. Its archive is known to debootstrap. The test is skipped where the archive does not answer, as where only
 // a mirror of Debian can be reached.
 func ubuntuFlags(t *testing.T) []string {
 	text, err := fetch(t.Context(), ubuntuKeys)
+	if errors.Is(err, errMissing) {
+		t.Fatalf("%v: Ubuntu has newer keys, name those", err)
+	}
 	if err != nil {
 		t.Skipf("no Ubuntu: %v", err)
 	}
@@ -131,6 +137,9 @@ func fetch(ctx context.Context, url string) ([]byte, error) {
 		return nil, err
 	}
 	defer response.Body.Close()
+	if response.StatusCode == http.StatusNotFound {
+		return nil, fmt.Errorf("%s: %w", url, errMissing)
+	}
 	if response.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("%s: %s", url, response.Status)
 	}

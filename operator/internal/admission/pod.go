@@ -19,8 +19,8 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
-// maxLookup bounds how long a pod waits for what its job says.
-const maxLookup = time.Second
+// maxLookup bounds how long a pod waits for what its job says. It is below the least timeout that the chart allows.
+const maxLookup = 500 * time.Millisecond
 
 // Pods is the webhook for pods with the label evenkeel.dev/profile. It reads nothing but the pod, so that every pod of a job gets the
 // same, whatever has happened to the profile since. Of a gated pod it also reads whether the gate of its job was opened: live serves

@@ -34,8 +34,8 @@ var (
 		{Group: "admissionregistration.k8s.io", Version: "v1", Kind: "MutatingAdmissionPolicy"},
 		{Group: "apps", Version: "v1", Kind: "Deployment"},
 	}
+	bindingKinds = []schema.GroupVersionKind{{Group: "admissionregistration.k8s.io", Version: "v1", Kind: "ValidatingAdmissionPolicyBinding"}}
 	passiveKinds = []schema.GroupVersionKind{
-		{Group: "admissionregistration.k8s.io", Version: "v1", Kind: "ValidatingAdmissionPolicyBinding"},
 		{Group: "admissionregistration.k8s.io", Version: "v1", Kind: "ValidatingAdmissionPolicy"},
 		{Group: "rbac.authorization.k8s.io", Version: "v1", Kind: "ClusterRoleBinding"},
 		{Group: "rbac.authorization.k8s.io", Version: "v1", Kind: "ClusterRole"},
@@ -64,6 +64,8 @@ func (r Release) Stop(c client.Client) []Step {
 	return []Step{
 		{"delete the webhooks, the mutating policies and the deployments", func(ctx context.Context) ([]sweep.Item, error) { return r.listObjects(ctx, c, activeKinds) }},
 		{"end the operator's pods", func(ctx context.Context) ([]sweep.Item, error) { return r.listPods(ctx, c) }},
+		// Without the mutating policies one of these would refuse every annotated pod. The others guard accounts that nobody uses now.
+		{"delete the bindings of the validating policies", func(ctx context.Context) ([]sweep.Item, error) { return r.listObjects(ctx, c, bindingKinds) }},
 	}
 }
 

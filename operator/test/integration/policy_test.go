@@ -420,6 +420,14 @@ func policyGates(t *testing.T, policy *evenkeel.NetworkCheckPolicy, pool map[str
 			t.Errorf("a pod that is %s: %v, gates %v, labels %v", name, err, p.Spec.SchedulingGates, p.Labels)
 		}
 	}
+	// The webhook has injected its job, which runs.
+	before := changed(func(p *corev1.Pod) {
+		p.Labels[evenkeel.ProfileKey] = p.Annotations[evenkeel.ProfileKey]
+		delete(p.Annotations, evenkeel.ProfileKey)
+	})
+	if err := dryRun(t.Context(), before); err != nil || len(before.Spec.SchedulingGates) != 0 || before.Annotations[evenkeel.InjectedKey] == "" {
+		t.Errorf("a pod of a job from before: %v, gates %v, annotations %v", err, before.Spec.SchedulingGates, before.Annotations)
+	}
 	beside := changed(func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "another"}} })
 	if err := dryRun(t.Context(), beside); err != nil || len(beside.Spec.SchedulingGates) != 2 {
 		t.Errorf("beside another gate: %v, %v", err, beside.Spec.SchedulingGates)
