@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -159,6 +160,13 @@ func TestInjectionByPolicyHasNoWebhook(t *testing.T) {
 		if strings.HasPrefix(key, "MutatingAdmissionPolicy") {
 			t.Errorf("%s beside the webhook", key)
 		}
+	}
+}
+
+// As `helm upgrade --reuse-values` gives the values of a release that had none of it.
+func TestInjectionIsByWebhookWithoutTheValue(t *testing.T) {
+	if !reflect.DeepEqual(render(t, "evenkeel"), render(t, "evenkeel", "--set", "injection=null")) {
+		t.Error("the value's absence changes what is rendered")
 	}
 }
 
