@@ -166,6 +166,14 @@ pub(crate) fn check_store_contract(store: &Arc<dyn Store>) {
     let large = vec![0xa5; 3 << 20];
     store.set("large", &large).unwrap();
     assert!(store.get("large").unwrap() == Some(large));
+    let largest = vec![0x5a; MAX_VALUE];
+    store.set("largest", &largest).unwrap();
+    let names = ["largest", "large", "largest", "none"].map(str::to_owned);
+    let found = store.get_many(&names).unwrap();
+    let lengths = found.iter().map(|value| value.as_ref().map(Vec::len)).collect::<Vec<_>>();
+    assert_eq!(lengths, [Some(MAX_VALUE), Some(3 << 20), Some(MAX_VALUE), None]);
+    assert!(found[2].as_ref() == Some(&largest));
+    store.delete("largest").unwrap();
     assert!(store.set("", b"").is_err() && store.set(&"x".repeat(2000), b"").is_err());
     assert_eq!(store.add("n", 5).unwrap(), 5);
     assert_eq!(store.add("n", -7).unwrap(), -2);

@@ -119,19 +119,24 @@ impl Store for TcpStore {
 
     fn get_many(&self, names: &[String]) -> Result<Vec<Option<Vec<u8>>>> {
         let mut found = Vec::with_capacity(names.len());
-        for some in names.chunks(MAX_NAMES) {
+        while found.len() < names.len() {
             let mut list = vec![];
-            for name in some {
+            for name in names[found.len()..].iter().take(MAX_NAMES) {
                 check(name, &[])?;
                 put(&mut list, name.as_bytes());
             }
+            // The values of so many of them as fit into a response.
             let values = self.request(GET_MANY, "", &list)?.ok_or_else(no_store)?;
             let mut reader = Reader::new(&values);
-            for _ in some {
-                found.push(match reader.byte().ok_or_else(no_store)? {
+            let before = found.len();
+            while let Some(status) = reader.byte() {
+                found.push(match status {
                     NO_VALUE => None,
                     _ => Some(reader.bytes().ok_or_else(no_store)?.to_owned()),
                 });
+            }
+            if found.len() == before || found.len() > names.len() {
+                return Err(no_store());
             }
         }
         Ok(found)

@@ -330,7 +330,7 @@ fn handle(
     let done = match operation {
         SET => store.set(&name, value).map(|()| None),
         GET => Ok(store.get_shared(&name)),
-        GET_MANY => get_many(store, value).map(Some),
+        GET_MANY => Ok(Some(get_many(store, value))),
         SET_ONCE => store.set_once(&name, value).map(|value| Some(value.into())),
         DELETE => store.delete(&name).map(|()| None),
         ADD => value
@@ -357,25 +357,25 @@ fn handle(
     Some((Outcome::Respond(response), used))
 }
 
-/// The values of a list of names, encoded.
-fn get_many(store: &MemoryStore, names: &[u8]) -> Result<Arc<[u8]>> {
+/// The values of a list of names, encoded: of the first names, at least of one, that fit into a response.
+fn get_many(store: &MemoryStore, names: &[u8]) -> Arc<[u8]> {
     let mut reader = Reader::new(names);
     let mut out = vec![];
     while let Some(name) = reader.bytes() {
-        match store.get_shared(&String::from_utf8_lossy(name)) {
+        let value = store.get_shared(&String::from_utf8_lossy(name));
+        if !out.is_empty() && out.len() + value.as_ref().map_or(0, |value| value.len()) > MAX_VALUE
+        {
+            break;
+        }
+        match value {
             None => out.push(NO_VALUE),
             Some(value) => {
                 out.push(VALUE);
                 put(&mut out, &value);
             }
         }
-        if out.len() > MAX_VALUE {
-            return Err(Error::argument(format!(
-                "the values have more than {MAX_VALUE} bytes together: ask for fewer"
-            )));
-        }
     }
-    Ok(out.into())
+    out.into()
 }
 
 impl Awaited {
