@@ -549,11 +549,15 @@ func policyWarnings(t *testing.T) {
 			t.Errorf("warned %q, want %q", text, want)
 		}
 	}
-	plain, _ := newJob("Job", ns, "both-image")
-	try(plain, "")
 	asking, _ := newJob("Job", ns, "both-image")
 	asking.SetAnnotations(map[string]string{evenkeel.ProfileKey: "both-image", evenkeel.ReductionKey: "2"})
+	eventually(t, "the policies that warn are in force", func(ctx context.Context) (bool, error) {
+		err := user.Create(ctx, asking.DeepCopy(), client.DryRunAll)
+		return len(told.take()) > 0, err
+	})
 	try(asking, "evenkeel.dev/reduction has no effect")
+	plain, _ := newJob("Job", ns, "both-image")
+	try(plain, "")
 	owned, _ := newJob("Job", ns, "both-image")
 	yes := true
 	owned.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "x", UID: "1", Controller: &yes}})
