@@ -37,24 +37,31 @@ const (
 	isGated  = `"evenkeel.dev/gated": "true"`
 )
 
+// patched is the object with the changes of the response.
+func patched(t *testing.T, object []byte, response admission.Response) []byte {
+	t.Helper()
+	if len(response.Patches) == 0 {
+		return object
+	}
+	patch, err := json.Marshal(response.Patches)
+	if err != nil {
+		t.Fatal(err)
+	}
+	decoded, err := jsonpatch.DecodePatch(patch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if object, err = decoded.Apply(object); err != nil {
+		t.Fatal(err)
+	}
+	return object
+}
+
 // after is the job that the response makes of the object: suspended, and the value of the label.
 func after(t *testing.T, object []byte, response admission.Response) string {
 	t.Helper()
-	if len(response.Patches) > 0 {
-		patch, err := json.Marshal(response.Patches)
-		if err != nil {
-			t.Fatal(err)
-		}
-		decoded, err := jsonpatch.DecodePatch(patch)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if object, err = decoded.Apply(object); err != nil {
-			t.Fatal(err)
-		}
-	}
 	job := &unstructured.Unstructured{}
-	if err := json.Unmarshal(object, &job.Object); err != nil {
+	if err := json.Unmarshal(patched(t, object, response), &job.Object); err != nil {
 		t.Fatal(err)
 	}
 	if job.GetAnnotations()[evenkeel.ProfileKey] == "" {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"testing"
 
-	jsonpatch "github.com/evanphx/json-patch/v5"
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -80,19 +79,8 @@ func TestGateIsLeftOutOfLatePods(t *testing.T) {
 			if !response.Allowed {
 				t.Fatalf("%+v", response.Result)
 			}
-			patch, err := json.Marshal(response.Patches)
-			if err != nil {
-				t.Fatal(err)
-			}
-			decoded, err := jsonpatch.DecodePatch(patch)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if text, err = decoded.Apply(text); err != nil {
-				t.Fatal(err)
-			}
 			var after corev1.Pod
-			if err := json.Unmarshal(text, &after); err != nil {
+			if err := json.Unmarshal(patched(t, text, response), &after); err != nil {
 				t.Fatal(err)
 			}
 			ours := 0

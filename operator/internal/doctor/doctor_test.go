@@ -162,6 +162,20 @@ func TestBundleRedacts(t *testing.T) {
 	}
 }
 
+// dryRuns is a cluster that answers so when an object is created in a dry run.
+func dryRuns(t *testing.T, answer func(client.Object) error) client.Client {
+	return fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
+		Create: func(_ context.Context, _ client.WithWatch, object client.Object, options ...client.CreateOption) error {
+			var all client.CreateOptions
+			all.ApplyOptions(options)
+			if len(all.DryRun) == 0 {
+				t.Error("it is no dry run")
+			}
+			return answer(object)
+		},
+	}).Build()
+}
+
 // TestDoctorAdmission has every answer that the API server may give to the probe.
 func TestDoctorAdmission(t *testing.T) {
 	group := schema.GroupResource{Group: "batch", Resource: "jobs"}
@@ -176,16 +190,7 @@ func TestDoctorAdmission(t *testing.T) {
 		"not permitted":   {apierrors.NewForbidden(group, "", errors.New("User cannot create resource")), Unknown, "cannot create"},
 		"another objects": {apierrors.NewForbidden(group, "", errors.New("denied by policy")), Unknown, "denied by policy"},
 	} {
-		cluster := fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
-			Create: func(_ context.Context, _ client.WithWatch, _ client.Object, options ...client.CreateOption) error {
-				var all client.CreateOptions
-				all.ApplyOptions(options)
-				if len(all.DryRun) == 0 {
-					t.Error("it is no dry run")
-				}
-				return test.answer
-			},
-		}).Build()
+		cluster := dryRuns(t, func(client.Object) error { return test.answer })
 		findings, err := (&Doctor{Client: cluster}).admission(t.Context(), nil)
 		if err != nil || len(findings) != 1 || findings[0].Status != test.want || !strings.Contains(findings[0].Message, test.text) {
 			t.Errorf("%s: %+v %v", name, findings, err)
@@ -205,20 +210,13 @@ func TestDoctorMutatingPolicies(t *testing.T) {
 		"they are gone": {nil, Problem, "no policy looks at annotated pods"},
 		"not permitted": {apierrors.NewForbidden(group, "", errors.New("User cannot create resource")), Unknown, "cannot create"},
 	} {
-		cluster := fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
-			Create: func(_ context.Context, _ client.WithWatch, object client.Object, options ...client.CreateOption) error {
-				var all client.CreateOptions
-				all.ApplyOptions(options)
-				if len(all.DryRun) == 0 {
-					t.Error("it is no dry run")
-				}
-				if job, ok := object.(*batchv1.Job); ok { // what the policy about jobs does
-					job.Spec.Template.Annotations = map[string]string{evenkeel.ProfileKey: job.Annotations[evenkeel.ProfileKey]}
-					return nil
-				}
-				return test.answer
-			},
-		}).Build()
+		cluster := dryRuns(t, func(object client.Object) error {
+			if job, ok := object.(*batchv1.Job); ok { // what the policy about jobs does
+				job.Spec.Template.Annotations = map[string]string{evenkeel.ProfileKey: job.Annotations[evenkeel.ProfileKey]}
+				return nil
+			}
+			return test.answer
+		})
 		findings, err := (&Doctor{Client: cluster}).admission(t.Context(), nil)
 		if err != nil || len(findings) != 1 || findings[0].Status != test.want || !strings.Contains(findings[0].Message, test.text) {
 			t.Errorf("%s: %+v %v", name, findings, err)

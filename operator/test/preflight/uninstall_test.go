@@ -220,6 +220,23 @@ func TestUninstallCommand(t *testing.T) {
 	plugin(t, config, cli.ExitPass, args+" --dry-run --detach-queues", "ClusterQueue command, which names command")
 	untouched("a dry run")
 	plugin(t, config, cli.ExitError, args+" --detach-queues --timeout 1ns", "start it again to continue")
+	// Before anything is opened, what is left of the admission policies refuses no pod.
+	var out bytes.Buffer
+	if err := uninstall.Run(t.Context(), &out, realclock.RealClock{}, uninstall.Release{Name: release, Namespace: "leaving-system"}.Stop(admin)...); err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	bindings := 0
+	for _, object := range objects {
+		if object.GetKind() == "ValidatingAdmissionPolicyBinding" {
+			bindings++
+			if err := admin.Get(t.Context(), client.ObjectKeyFromObject(object), object.DeepCopy()); client.IgnoreNotFound(err) != nil || err == nil {
+				t.Errorf("binding %s is left: %v", object.GetName(), err)
+			}
+		}
+	}
+	if bindings == 0 {
+		t.Error("the release has no binding")
+	}
 	for range 2 { // it may be started again
 		plugin(t, config, cli.ExitPass, args+" --detach-queues", "nothing waits for Evenkeel any more")
 		isState(t, job, started)

@@ -19,6 +19,8 @@ const MAX_SPARE_CONNECTIONS: usize = 4;
 const MAX_NAMES: usize = 4096;
 /// The longest time for which one request waits at the server.
 const MAX_SERVER_WAIT: Duration = Duration::from_secs(10);
+/// How much later than asked the server may end a wait: it looks now and then, and may be busy.
+const MAX_LATENESS: Duration = Duration::from_secs(1);
 
 /// A store that a [`TcpStoreServer`](super::TcpStoreServer) serves.
 pub struct TcpStore {
@@ -39,6 +41,17 @@ impl TcpStore {
     }
 
     fn request(&self, operation: u8, name: &str, value: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.request_within(self.timeout, operation, name, value)
+    }
+
+    /// Sends a request whose response takes no longer than this.
+    fn request_within(
+        &self,
+        time: Duration,
+        operation: u8,
+        name: &str,
+        value: &[u8],
+    ) -> Result<Option<Vec<u8>>> {
         let mut request = vec![operation];
         put(&mut request, name.as_bytes());
         put(&mut request, value);
@@ -49,6 +62,7 @@ impl TcpStore {
             None => connect(&self.server, self.timeout)?,
         };
         let failed = |error| Error::of_store(format!("store at {}: {error}", self.server));
+        connection.set_read_timeout(Some(time)).map_err(failed)?;
         let (status, value) = exchange(&mut connection, &request).map_err(failed)?;
         let mut connections = lock(&self.connections);
         if connections.len() < MAX_SPARE_CONNECTIONS {
@@ -76,7 +90,6 @@ fn connect(server: &str, timeout: Duration) -> Result<TcpStream> {
             let none = || std::io::Error::other("the name has no address");
             let stream = TcpStream::connect_timeout(&addresses.next().ok_or_else(none)?, left)?;
             stream.set_nodelay(true)?;
-            stream.set_read_timeout(Some(timeout))?;
             stream.set_write_timeout(Some(timeout))?;
             Ok(stream)
         });
@@ -152,12 +165,12 @@ impl Store for TcpStore {
         let deadline = Instant::now() + timeout;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            // The response must not come too late for the connection.
-            let time = left.min(MAX_SERVER_WAIT).min(self.timeout / 2);
+            let time = left.min(MAX_SERVER_WAIT);
             let mut request = (time.as_millis() as u64).to_le_bytes().to_vec();
             request.push(if known.is_some() { VALUE } else { NO_VALUE });
             request.extend_from_slice(known.unwrap_or_default());
-            let value = self.request(AWAIT_CHANGE, name, &request)?;
+            let within = time + self.timeout.max(MAX_LATENESS);
+            let value = self.request_within(within, AWAIT_CHANGE, name, &request)?;
             if value.as_deref() != known || Instant::now() >= deadline {
                 return Ok(value);
             }

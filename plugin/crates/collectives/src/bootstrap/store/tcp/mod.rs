@@ -69,6 +69,15 @@ mod tests {
         assert!(gone.err().unwrap().to_string().contains(&address));
     }
 
+    /// A wait may be longer than the client's timeout, and the server looks only now and then which waits are over.
+    #[test]
+    fn tcp_store_waits_longer_than_its_timeout() {
+        let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+        let brief = Duration::from_millis(60);
+        let store = TcpStore::connect(&server.address().to_string(), brief).unwrap();
+        assert_eq!(store.await_change("never", None, 5 * brief).unwrap(), None);
+    }
+
     #[test]
     fn invalid_request_closes_only_its_connection() {
         let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
