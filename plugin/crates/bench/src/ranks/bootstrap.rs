@@ -233,6 +233,11 @@ impl World {
         for connection in &mut self.connections {
             connection.receive();
         }
+        self.check_received()
+    }
+
+    /// [`check`](Self::check) of what was received before.
+    fn check_received(&self) -> Result<()> {
         for (at, connection) in self.connections.iter().enumerate() {
             let rank = if self.rank == 0 { at + 1 } else { 0 };
             if let Some(said) = connection.messages.iter().find_map(|message| match message {
@@ -294,7 +299,8 @@ impl World {
             {
                 return Ok(all);
             }
-            self.check()?;
+            // Receiving again could bring the values and the end of rank 0, which leaves after the last ones.
+            self.check_received()?;
             if Instant::now() >= deadline {
                 return Err(format!("nothing from {} for {:?}", self.describe(0), self.timeout));
             }
@@ -637,6 +643,26 @@ mod tests {
             (0..3).map(|round| world.all_gather(&(rank * 10 + round)).unwrap()).collect::<Vec<_>>()
         });
         assert!(shared.iter().all(|got| got[2] == [2, 12, 22, 32]), "{shared:?}");
+    }
+
+    /// The values and the end of rank 0 arrive at any two moments.
+    #[test]
+    fn rank_0_may_leave_after_the_last_values() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let me = RankInfo { host: "host".to_owned(), address: "127.0.0.1".to_owned() };
+        let world = |rank, stream| World {
+            rank,
+            ranks: vec![me.clone(); 2],
+            timeout: Duration::from_secs(20),
+            connections: vec![Connection::new(stream).unwrap()],
+        };
+        for _ in 0..5_000 {
+            let mut last = world(1, TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+            let mut first = world(0, listener.accept().unwrap().0);
+            let leaves = thread::spawn(move || first.barrier());
+            last.barrier().unwrap();
+            leaves.join().unwrap().unwrap();
+        }
     }
 
     #[test]
