@@ -1,11 +1,12 @@
 //! Connecting: closed listeners, unauthenticated connections, and many threads at once.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::thread;
 
 use evenkeel_protocol::PROTOCOL_VERSION;
 use evenkeel_testkit::TestRng;
+use socket2::{Domain, Socket, Type};
 
 use crate::harness::{Net, TIMEOUT, log_lines, pattern, until};
 use crate::raw_peer::Receiver;
@@ -30,25 +31,34 @@ fn is_dropped(stream: &mut TcpStream) {
     }
 }
 
+/// Connects from an address that nothing else here connects from. Log lines name the address, and other tests' connections
+/// to other listeners may have the same port.
+fn connect_as_stranger(addr: SocketAddr) -> TcpStream {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from(([127, 0, 77, 1], 0)).into()).unwrap();
+    socket.connect(&addr.into()).unwrap();
+    socket.into()
+}
+
 #[test]
 fn unauthenticated_connections_are_dropped() {
     let net = Net::init(12, 0x57a).unwrap();
     let (listener, mut handle) = net.listen();
     let addr = handle.address();
-    let mut garbage = TcpStream::connect(addr).unwrap();
+    let mut garbage = connect_as_stranger(addr);
     garbage.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
-    let mut silent = TcpStream::connect(addr).unwrap();
+    let mut silent = connect_as_stranger(addr);
     // Half a hello: the magic of a real one, then nothing.
-    let mut half = TcpStream::connect(addr).unwrap();
+    let mut half = connect_as_stranger(addr);
     half.write_all(b"EVKL-HEL").unwrap();
     // A whole hello for another listener, such as a peer of an earlier job would send.
-    let mut stale = TcpStream::connect(addr).unwrap();
+    let mut stale = connect_as_stranger(addr);
     let mut hello = [0; 64];
     hello[..8].copy_from_slice(b"EVKL-HEL");
     hello[8..10].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
     hello[12] = 1;
     stale.write_all(&hello).unwrap();
-    let closed = TcpStream::connect(addr).unwrap();
+    let closed = connect_as_stranger(addr);
     let strangers: Vec<_> = [&garbage, &stale, &silent, &half, &closed]
         .map(|stream| format!("connection from {} dropped", stream.local_addr().unwrap()))
         .to_vec();
