@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -15,12 +16,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
 
 // waitTimeout is how long a test waits for what has to happen.
-const waitTimeout = 30 * time.Second
+const waitTimeout = 90 * time.Second
 
 // eventually polls until the condition holds.
 func eventually(t *testing.T, what string, condition func(ctx context.Context) (bool, error)) {
@@ -223,4 +227,38 @@ func newUser(t *testing.T) (client.Client, *warnings) {
 		t.Fatal(err)
 	}
 	return user, heard
+}
+
+// A kindSource is the file of a CustomResourceDefinition in another project's module.
+type kindSource struct{ tool, module, file string }
+
+var mpiJobSource = kindSource{"mpi-operator", "github.com/kubeflow/mpi-operator", "manifests/base/kubeflow.org_mpijobs.yaml"}
+
+// installKinds installs kinds, which uninstall removes again, at the end of the test at the latest.
+func installKinds(t *testing.T, sources ...kindSource) (uninstall func()) {
+	t.Helper()
+	root, err := toolbox.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var files []string
+	for _, s := range sources {
+		folder, err := apiserver.Source(root, s.tool, s.module)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, filepath.Join(folder, filepath.FromSlash(s.file)))
+	}
+	definitions := envtest.CRDInstallOptions{Paths: files}
+	if _, err := envtest.InstallCRDs(config, definitions); err != nil {
+		t.Fatal(err)
+	}
+	uninstall = func() {
+		t.Helper()
+		if err := envtest.UninstallCRDs(config, definitions); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(uninstall)
+	return uninstall
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -19,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	"sigs.k8s.io/yaml"
 
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
@@ -463,30 +461,10 @@ func policyGates(t *testing.T, policy *evenkeel.NetworkCheckPolicy, pool map[str
 
 // policyJobs has a job of every kind: its templates get what its pods have to have.
 func policyJobs(t *testing.T) {
-	root, err := toolbox.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var files []string
-	for _, of := range []struct{ tool, module, file string }{
-		{"jobset", "sigs.k8s.io/jobset", "config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml"},
-		{"mpi-operator", "github.com/kubeflow/mpi-operator", "manifests/base/kubeflow.org_mpijobs.yaml"},
-	} {
-		folder, err := apiserver.Source(root, of.tool, of.module)
-		if err != nil {
-			t.Fatal(err)
-		}
-		files = append(files, filepath.Join(folder, filepath.FromSlash(of.file)))
-	}
-	definitions := envtest.CRDInstallOptions{Paths: files}
-	if _, err := envtest.InstallCRDs(config, definitions); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := envtest.UninstallCRDs(config, definitions); err != nil {
-			t.Error(err)
-		}
-	})
+	installKinds(t,
+		kindSource{"jobset", "sigs.k8s.io/jobset", "config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml"},
+		mpiJobSource,
+	)
 	ns := newNamespace(t, nil)
 	for kind, text := range map[string]string{
 		"Job":             `{apiVersion: batch/v1, kind: Job, spec: {template: T}}`,

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	batchv1 "k8s.io/api/batch/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -113,6 +114,57 @@ func TestSampleChecksAndPolicies(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+}
+
+// TestChecksAfterMPIOperator has a check whose runs are MPIJobs, and one that begins after the mpi-operator and its kind were removed.
+// The controller has learned of the kind by then.
+func TestChecksAfterMPIOperator(t *testing.T) {
+	uninstall := installKinds(t, mpiJobSource)
+	newReadyNode(t, "mpi-0", nil)
+	newReadyNode(t, "mpi-1", nil)
+	create := func(launcher evenkeel.Launcher) *evenkeel.NetworkCheck {
+		t.Helper()
+		check := newCheck(func(s *evenkeel.NetworkCheckSpec) {
+			s.Nodes, s.Runner.Image, s.Runner.Launcher = evenkeel.NodeSet{Names: []string{"mpi-0", "mpi-1"}}, "bench:1", launcher
+			s.Stages = []evenkeel.Stage{"Pairs"}
+		})
+		check.Namespace = systemNamespace
+		if err := admin.Create(t.Context(), check); err != nil {
+			t.Fatal(err)
+		}
+		remove(t, check)
+		return check
+	}
+	running := create(evenkeel.LauncherMPIJob)
+	runs := func(ctx context.Context) (int, error) {
+		list := &unstructured.UnstructuredList{}
+		list.SetAPIVersion("kubeflow.org/v2beta1")
+		list.SetKind("MPIJobList")
+		err := admin.List(ctx, list, client.InNamespace(systemNamespace))
+		return len(list.Items), err
+	}
+	eventually(t, "the check runs an MPIJob", func(ctx context.Context) (bool, error) {
+		n, err := runs(ctx)
+		return n > 0, client.IgnoreNotFound(err)
+	})
+	uninstall()
+	eventually(t, "MPIJobs are not served", func(ctx context.Context) (bool, error) {
+		_, err := runs(ctx)
+		return err != nil, nil
+	})
+	for check, want := range map[*evenkeel.NetworkCheck]string{running: "", create(evenkeel.LauncherMPIJob): "NoMPIJob"} {
+		eventually(t, "the check ends", func(ctx context.Context) (bool, error) {
+			err := admin.Get(ctx, client.ObjectKeyFromObject(check), check)
+			complete := meta.FindStatusCondition(check.Status.Conditions, evenkeel.ConditionComplete)
+			return complete != nil && complete.Status == metav1.ConditionTrue && (want == "" || complete.Reason == want), err
+		})
+	}
+	check := create(evenkeel.LauncherAuto)
+	eventually(t, "another check runs a Job", func(ctx context.Context) (bool, error) {
+		var list batchv1.JobList
+		err := admin.List(ctx, &list, client.InNamespace(systemNamespace), client.MatchingLabels{evenkeel.CheckKey: check.Name})
+		return len(list.Items) > 0, err
+	})
 }
 
 // TestCapacityOfDRA has a node whose GPUs are offered by ResourceSlices only.

@@ -227,7 +227,7 @@ func (c *Reconciler) createReport(ctx context.Context, check *jobs.Check) (*repo
 	case err != nil:
 		return nil, fmt.Errorf("read NetworkProfile %s: %w", check.Options.ProfileName, err)
 	}
-	launcher, err := c.resolveLauncher(check.Options.Runner)
+	launcher, err := c.resolveLauncher(ctx, check.Object.Namespace, check.Options.Runner)
 	if err != nil {
 		return nil, err
 	}
@@ -282,20 +282,26 @@ func rdmaProblem(check *jobs.Check, profile *evenkeel.NetworkProfile, launcher e
 }
 
 // resolveLauncher resolves Auto. It returns "" if the cluster lacks the launcher that was requested.
-func (c *Reconciler) resolveLauncher(runner evenkeel.RunnerSpec) (evenkeel.Launcher, error) {
+func (c *Reconciler) resolveLauncher(ctx context.Context, namespace string, runner evenkeel.RunnerSpec) (evenkeel.Launcher, error) {
 	if runner.Launcher == evenkeel.LauncherIndexedJob {
 		return runner.Launcher, nil
 	}
-	_, err := c.client.RESTMapper().RESTMapping(jobs.MPIJobKind.GroupKind(), jobs.MPIJobKind.Version)
+	// A mapper remembers kinds that the cluster has not served since the mpi-operator was removed.
+	_, err := c.listMPIJobs(ctx, client.InNamespace(namespace), client.Limit(1))
 	switch {
 	case err == nil:
 		return evenkeel.LauncherMPIJob, nil
-	case !meta.IsNoMatchError(err):
+	case !isUnserved(err):
 		return "", fmt.Errorf("discover MPIJob: %w", err)
 	case runner.Launcher == evenkeel.LauncherMPIJob || runner.Type == evenkeel.RunnerNCCLTests:
 		return "", nil
 	}
 	return evenkeel.LauncherIndexedJob, nil
+}
+
+// isUnserved reports whether the API server serves no such kind, or has ceased to.
+func isUnserved(err error) bool {
+	return meta.IsNoMatchError(err) || apierrors.IsNotFound(err)
 }
 
 // selectNodes lists the check's nodes and, for stage Capacity, the findings about each. It reads from the API server, since the
@@ -562,7 +568,7 @@ func (c *Reconciler) startRuns(ctx context.Context, check jobs.Check, r *report.
 	_ = requests.Wait() // each has its problem
 	for i, problem := range problems {
 		switch {
-		case apierrors.IsInvalid(problem), apierrors.IsForbidden(problem):
+		case apierrors.IsInvalid(problem), apierrors.IsForbidden(problem), r.Record.Launcher == evenkeel.LauncherMPIJob && isUnserved(problem):
 			if r.Record.Add(next[i], faultMeasurement(problem.Error())) {
 				refused = true
 				metrics.RunEnded(next[i].Stage, pairing.Fault)

@@ -1,8 +1,10 @@
 package networkcheck
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,9 +13,13 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/preflight"
@@ -97,26 +103,38 @@ func TestBlockingReason(t *testing.T) {
 }
 
 func TestResolveLauncher(t *testing.T) {
-	without := &Reconciler{client: fake.NewClientBuilder().WithRESTMapper(meta.NewDefaultRESTMapper(nil)).Build()}
-	mapper := meta.NewDefaultRESTMapper(nil)
-	mapper.Add(jobs.MPIJobKind, meta.RESTScopeNamespace)
-	with := &Reconciler{client: fake.NewClientBuilder().WithRESTMapper(mapper).Build()}
-	for _, test := range []struct {
-		kind                   evenkeel.RunnerType
-		asked, without, served evenkeel.Launcher
-	}{
-		{evenkeel.RunnerBench, evenkeel.LauncherAuto, evenkeel.LauncherIndexedJob, evenkeel.LauncherMPIJob},
-		{evenkeel.RunnerBench, evenkeel.LauncherIndexedJob, evenkeel.LauncherIndexedJob, evenkeel.LauncherIndexedJob},
-		{evenkeel.RunnerBench, evenkeel.LauncherMPIJob, "", evenkeel.LauncherMPIJob},
-		{evenkeel.RunnerNCCLTests, evenkeel.LauncherAuto, "", evenkeel.LauncherMPIJob},
+	lists := func(err error) *Reconciler {
+		return &Reconciler{live: fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
+			List: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) error { return err },
+		}).Build()}
+	}
+	with := lists(nil)
+	for _, unserved := range []error{
+		&meta.NoKindMatchError{GroupKind: jobs.MPIJobKind.GroupKind()},
+		apierrors.NewGenericServerResponse(http.StatusNotFound, "list", schema.GroupResource{}, "", "", 0, true), // the kind was served when the mapper looked
 	} {
-		runner := evenkeel.RunnerSpec{Type: test.kind, Launcher: test.asked}
-		if got, err := without.resolveLauncher(runner); err != nil || got != test.without {
-			t.Errorf("%+v without MPIJobs: %q %v, want %q", runner, got, err, test.without)
+		without := lists(unserved)
+		for _, test := range []struct {
+			kind                   evenkeel.RunnerType
+			asked, without, served evenkeel.Launcher
+		}{
+			{evenkeel.RunnerBench, evenkeel.LauncherAuto, evenkeel.LauncherIndexedJob, evenkeel.LauncherMPIJob},
+			{evenkeel.RunnerBench, evenkeel.LauncherIndexedJob, evenkeel.LauncherIndexedJob, evenkeel.LauncherIndexedJob},
+			{evenkeel.RunnerBench, evenkeel.LauncherMPIJob, "", evenkeel.LauncherMPIJob},
+			{evenkeel.RunnerNCCLTests, evenkeel.LauncherAuto, "", evenkeel.LauncherMPIJob},
+		} {
+			runner := evenkeel.RunnerSpec{Type: test.kind, Launcher: test.asked}
+			if got, err := without.resolveLauncher(t.Context(), "default", runner); err != nil || got != test.without {
+				t.Errorf("%+v without MPIJobs: %q %v, want %q", runner, got, err, test.without)
+			}
+			if got, err := with.resolveLauncher(t.Context(), "default", runner); err != nil || got != test.served {
+				t.Errorf("%+v with MPIJobs: %q %v, want %q", runner, got, err, test.served)
+			}
 		}
-		if got, err := with.resolveLauncher(runner); err != nil || got != test.served {
-			t.Errorf("%+v with MPIJobs: %q %v, want %q", runner, got, err, test.served)
-		}
+	}
+	runner := evenkeel.RunnerSpec{Type: evenkeel.RunnerBench}
+	if got, err := lists(apierrors.NewForbidden(schema.GroupResource{}, "", nil)).resolveLauncher(t.Context(), "default", runner); err == nil {
+		t.Errorf("MPIJobs may not be listed: %q", got)
 	}
 }
 

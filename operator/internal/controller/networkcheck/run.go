@@ -10,7 +10,6 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -40,18 +39,16 @@ func (c *Reconciler) listJobs(ctx context.Context, check jobs.Check, launcher ev
 		}
 	}
 	if launcher == evenkeel.LauncherMPIJob {
-		// Read live: a cache would need a watch of a kind that the cluster may lack, for a few objects of one check.
-		list := &unstructured.UnstructuredList{}
-		list.SetGroupVersionKind(jobs.MPIJobKind.GroupVersion().WithKind(jobs.MPIJobKind.Kind + "List"))
-		switch err := c.live.List(ctx, list, options...); {
-		case meta.IsNoMatchError(err): // the mpi-operator was removed, and its jobs with it
+		list, err := c.listMPIJobs(ctx, options...)
+		switch {
+		case isUnserved(err): // the mpi-operator was removed, and its jobs with it
 			return found, nil
 		case err != nil:
 			return nil, fmt.Errorf("list MPIJobs: %w", err)
 		}
-		for i := range list.Items {
-			ended, why := mpiJobEnded(&list.Items[i])
-			add(&list.Items[i], ended, why)
+		for i := range list {
+			ended, why := mpiJobEnded(&list[i])
+			add(&list[i], ended, why)
 		}
 		return found, nil
 	}
@@ -64,6 +61,14 @@ func (c *Reconciler) listJobs(ctx context.Context, check jobs.Check, launcher ev
 		add(&list.Items[i], ended, why)
 	}
 	return found, nil
+}
+
+// listMPIJobs reads live: a cache would need a watch of a kind that the cluster may lack, for a few objects of one check.
+func (c *Reconciler) listMPIJobs(ctx context.Context, options ...client.ListOption) ([]unstructured.Unstructured, error) {
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(jobs.MPIJobKind.GroupVersion().WithKind(jobs.MPIJobKind.Kind + "List"))
+	err := c.live.List(ctx, list, options...)
+	return list.Items, err
 }
 
 func jobEnded(j *batchv1.Job) (ended bool, why string) {
