@@ -75,9 +75,11 @@ lint: ## Formatters and linters of every language, and the links of Markdown fil
 docs: ## Write the generated pages of docs/, and build the book with search into dist/docs/
 	@$(GO) run ./hack/ci/docs
 
-.PHONY: images
+.PHONY: images images-nccl-tests
 images: ## Build the container images with buildah
 	$(GO) run ./hack/ci/images all
+images-nccl-tests: ## Build that of NVIDIA's nccl-tests, from its source and wheels of PyPI (5 to 10 minutes)
+	$(GO) run ./hack/ci/images nccl-tests
 
 .PHONY: wheel
 wheel: ## Build the Python package, with the plugin and evenkeel-run in it, into dist/wheel/

@@ -439,7 +439,7 @@ func TestCleanupRunsBeforeAndAfterDelete(t *testing.T) {
 	}
 }
 
-func TestBenchImage(t *testing.T) {
+func TestImagesOfChecks(t *testing.T) {
 	args := func(values ...string) string {
 		containers, _, _ := unstructured.NestedSlice(render(t, "evenkeel", values...)["Deployment/evenkeel-controller"].Object, "spec", "template", "spec", "containers")
 		list, _, _ := unstructured.NestedStringSlice(containers[0].(map[string]any), "args")
@@ -450,6 +450,9 @@ func TestBenchImage(t *testing.T) {
 	}
 	if strings.Contains(args(), "--bench-image") || !strings.Contains(args("--set", "preflight.benchImage=bench:1"), "--bench-image=bench:1") {
 		t.Error("--bench-image does not follow preflight.benchImage")
+	}
+	if strings.Contains(args(), "--nccl-tests-image") || !strings.Contains(args("--set", "preflight.ncclTestsImage=tests:1"), "--nccl-tests-image=tests:1") {
+		t.Error("--nccl-tests-image does not follow preflight.ncclTestsImage")
 	}
 	if !strings.Contains(args("--set", "imagePullSecrets[0].name=a,imagePullSecrets[1].name=b"), "--image-pull-secrets=a --image-pull-secrets=b") {
 		t.Error("checks do not get the imagePullSecrets")

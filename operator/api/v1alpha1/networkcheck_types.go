@@ -234,7 +234,7 @@ type CheckOptions struct {
 
 // RunnerSpec is the benchmark and its launcher.
 //
-// +kubebuilder:validation:XValidation:rule="self.type != 'NCCLTests' || (has(self.image) && has(self.gpusPerNode))",message="the runner NCCLTests needs image and gpusPerNode"
+// +kubebuilder:validation:XValidation:rule="self.type != 'NCCLTests' || has(self.gpusPerNode)",message="the runner NCCLTests needs gpusPerNode"
 // +kubebuilder:validation:XValidation:rule="self.type != 'NCCLTests' || !has(self.launcher) || self.launcher != 'IndexedJob'",message="nccl-tests finds its ranks by MPI: launcher Auto or MPIJob"
 // +kubebuilder:validation:XValidation:rule="self.type != 'Bench' || !has(self.gpusPerNode)",message="the runner Bench uses no GPU: leave gpusPerNode out"
 type RunnerSpec struct {
@@ -242,8 +242,8 @@ type RunnerSpec struct {
 	// +required
 	Type RunnerType `json:"type,omitempty"`
 
-	// image has the benchmark and, for MPIJobs, mpirun and sshd; its user is numeric and not root. Default for Bench:
-	// the image that Evenkeel was installed with.
+	// image has the benchmark and, for MPIJobs, mpirun and sshd; its user is numeric and not root. Default: the
+	// image for this type that Evenkeel was installed with.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=512

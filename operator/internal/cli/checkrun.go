@@ -54,7 +54,7 @@ Interrupting the wait does not stop the check.`,
 		Example: `  kubectl evenkeel check run --wait                                  # all nodes
   kubectl evenkeel check run --nodes gpu-17,gpu-3 --wait             # a repaired node with a healthy one
   kubectl evenkeel check run --selector pool=h100 --min-bandwidth 340G
-  kubectl evenkeel check run --runner NCCLTests --image registry.example.com/nccl-tests:2 --gpus 8 --stage Pairs,Gang`,
+  kubectl evenkeel check run --runner NCCLTests --gpus 8 --stage Pairs,Gang`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			check, err := f.check(c.system())
@@ -76,7 +76,7 @@ Interrupting the wait does not stop the check.`,
 	flags.StringVar(&f.profile, "profile", "", "NetworkProfile whose plugin is tested (default: default)")
 	flags.StringVar(&f.runner, "runner", string(evenkeel.RunnerBench), "Bench, over host memory, or NCCLTests, over GPUs")
 	flags.StringVar(&f.launcher, "launcher", "", "Auto, IndexedJob or MPIJob (default: Auto)")
-	flags.StringVar(&f.image, "image", "", "image with the benchmark (Bench: the one Evenkeel was installed with)")
+	flags.StringVar(&f.image, "image", "", "image with the benchmark (default: the one for this runner that Evenkeel was installed with)")
 	flags.Int32Var(&f.gpus, "gpus", 0, "GPUs of each node, for NCCLTests")
 	flags.Int32Var(&f.rails, "rails", 0, "network devices of each node, for stage Rails")
 	flags.StringVar(&f.maxBytes, "max-bytes", "", "largest buffer, such as 1Gi (default: 64Mi)")

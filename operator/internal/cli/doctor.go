@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -14,8 +15,12 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/doctor"
 )
 
-// examineTimeout bounds the examination, which is a handful of requests.
-const examineTimeout = 2 * time.Minute
+// examineTimeout bounds the examination, which reads all nodes and the pods with a profile, page by page. bundleTimeout bounds the
+// bundle, so that a slow cluster has one all the same.
+const (
+	examineTimeout = 5 * time.Minute
+	bundleTimeout  = 5 * time.Minute
+)
 
 // problemsFound ends the program with ExitFail. The findings are printed.
 type problemsFound struct{}
@@ -27,14 +32,16 @@ func doctorCommand(c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "What is wrong with the cluster or the installation, and what to do",
-		Long: `Looks at the cluster, before and after Evenkeel is installed: versions, container runtimes, RDMA devices, Kueue, the webhook and
-its certificate, profiles, Secrets for registries, Pod Security, and in which pods NCCL uses the plugin. One line each.
+		Long: `Looks at the cluster, before and after Evenkeel is installed: versions, container runtimes, your permissions, RDMA devices, Kueue,
+the webhook and its certificate, profiles, registries and their Secrets, Pod Security, images with an old glibc, and in which pods
+NCCL uses the plugin. One line each. What you may not see is a line too.
 
 It changes nothing. To see whether the webhook answers, it asks for a Job in a dry run. The exit status is 0 if there is no
-problem, 2 if there is one, and 1 if the cluster cannot be reached.
+problem, 2 if there is one, and 1 if the cluster cannot be reached or the examination did not end in time.
 
 --bundle writes a file for a maintainer: the findings, Evenkeel's objects, a summary of the nodes, and the logs of Evenkeel's own
-pods. It has no Secret, and no value of a variable whose name looks like one. Look into it before you send it.`,
+pods. No Secret is in it, and it drops what looks like one: values of variables and options, users of addresses, tokens, private keys.
+Look into it before you send it.`,
 		Example: `  kubectl evenkeel doctor
   kubectl evenkeel doctor -o json
   kubectl evenkeel doctor --bundle evenkeel-bundle.tar.gz`,
@@ -55,21 +62,19 @@ pods. It has no Secret, and no value of a variable whose name looks like one. Lo
 			if err != nil {
 				return fmt.Errorf("connect to %s: %w", config.Host, err)
 			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), examineTimeout)
-			defer cancel()
 			d := &doctor.Doctor{Client: cluster, Clientset: clientset, Namespace: c.system(), Now: time.Now()}
-			findings, err := d.Examine(ctx)
-			if err != nil {
-				return err
+			findings, err := examine(cmd.Context(), d)
+			if len(findings) > 0 {
+				err = errors.Join(printFindings(cmd.OutOrStdout(), findings, output), err)
 			}
-			if err := printFindings(cmd.OutOrStdout(), findings, output); err != nil {
-				return err
-			}
-			if bundle != "" {
-				if err := writeBundle(ctx, d, bundle, findings); err != nil {
-					return err
+			if bundle != "" && len(findings) > 0 {
+				if failed := writeBundle(cmd.Context(), d, bundle, findings); failed != nil {
+					return errors.Join(err, failed)
 				}
 				fmt.Fprintln(cmd.ErrOrStderr(), "wrote", bundle)
+			}
+			if err != nil {
+				return err
 			}
 			if doctor.Sick(findings) {
 				return problemsFound{}
@@ -80,6 +85,12 @@ pods. It has no Secret, and no value of a variable whose name looks like one. Lo
 	cmd.Flags().StringVarP(&output, "output", "o", "", "json, or a line for each finding")
 	cmd.Flags().StringVar(&bundle, "bundle", "", "write a support bundle (tar.gz) to this file")
 	return cmd
+}
+
+func examine(ctx context.Context, d *doctor.Doctor) ([]doctor.Finding, error) {
+	ctx, cancel := context.WithTimeout(ctx, examineTimeout)
+	defer cancel()
+	return d.Examine(ctx)
 }
 
 func printFindings(out io.Writer, findings []doctor.Finding, output string) error {
@@ -100,8 +111,10 @@ func printFindings(out io.Writer, findings []doctor.Finding, output string) erro
 	return nil
 }
 
-// writeBundle writes the file for its owner only.
+// writeBundle writes the file for its owner only, also if it is there already.
 func writeBundle(ctx context.Context, d *doctor.Doctor, path string, findings []doctor.Finding) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, bundleTimeout)
+	defer cancel()
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return fmt.Errorf("--bundle: %w", err)
@@ -111,5 +124,12 @@ func writeBundle(ctx context.Context, d *doctor.Doctor, path string, findings []
 			err = fmt.Errorf("--bundle: %w", closed)
 		}
 	}()
+	info, err := file.Stat()
+	if err == nil && info.Mode().IsRegular() { // not a pipe or a device, which are everybody's
+		err = file.Chmod(0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("--bundle: %w", err)
+	}
 	return d.WriteBundle(ctx, file, findings)
 }

@@ -16,10 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
-	"evenkeel.dev/evenkeel/operator/internal/accelerator"
 	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate/kueue"
 	"evenkeel.dev/evenkeel/operator/internal/controller/networkprofile"
-	"evenkeel.dev/evenkeel/operator/internal/inject"
 	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
@@ -94,61 +92,6 @@ func processors(nodes []corev1.Node) []Finding {
 	return []Finding{{"processors", Note, strings.Join(kinds, "; ") + ". The API does not show for which of them an image is", "publish each image as a manifest list for all, or select nodes of one kind: docs/install.md#processors"}}
 }
 
-// rdma says which nodes offer RDMA devices, and what keeps the others from it as far as the API shows.
-func rdma(nodes []corev1.Node, profiles []evenkeel.NetworkProfile) []Finding {
-	wanted := map[string]bool{}
-	for _, p := range profiles {
-		wanted[p.Spec.Transport.RDMA.ResourceName] = true
-	}
-	offering, dead, without := map[string][]string{}, map[string][]string{}, []string{}
-	for _, node := range nodes {
-		found := false
-		for name, capacity := range node.Status.Capacity {
-			if !strings.HasPrefix(string(name), inject.RDMADomain) && !wanted[string(name)] || capacity.Sign() <= 0 {
-				continue
-			}
-			found = true
-			to := offering
-			if free := node.Status.Allocatable[name]; free.Sign() <= 0 {
-				to = dead
-			}
-			to[string(name)] = append(to[string(name)], node.Name)
-		}
-		if !found {
-			without = append(without, node.Name)
-		}
-	}
-	var all []Finding
-	for _, name := range slices.Sorted(maps.Keys(offering)) {
-		all = append(all, Finding{"rdma", OK, fmt.Sprintf("%s with %s: %s", counted(len(offering[name]), "node"), name, text.List(sorted(offering[name]), maxNamed)), ""})
-	}
-	for _, name := range slices.Sorted(maps.Keys(dead)) {
-		all = append(all, Finding{"rdma", Problem, fmt.Sprintf("%s with %s, but none that works: %s", counted(len(dead[name]), "node"), name, text.List(sorted(dead[name]), maxNamed)), "look at the log of the RDMA device plugin on these nodes, and at their ports (rdma link)"})
-	}
-	switch {
-	case len(offering)+len(dead) == 0:
-		all = append(all, Finding{"rdma", OK, "no node offers an RDMA device: jobs use TCP. Whether nodes have RDMA hardware cannot be seen from the API", "with such hardware, install a device plugin: docs/rdma.md"})
-	case len(without) > 0:
-		all = append(all, Finding{"rdma", Note, fmt.Sprintf("%s without an RDMA device, as no device plugin offers one there: %s", counted(len(without), "node"), text.List(sorted(without), maxNamed)), "if they should: does the device plugin's DaemonSet run there, and does its configuration name their cards?"})
-	}
-	return all
-}
-
-// gpuDirect says for which profiles messages of GPUs are copied through host memory, though jobs get an RDMA device.
-func gpuDirect(nodes []corev1.Node, profiles []evenkeel.NetworkProfile) []Finding {
-	if !slices.ContainsFunc(nodes, func(n corev1.Node) bool { return accelerator.Has(&n) }) {
-		return nil
-	}
-	var all []Finding
-	for _, p := range profiles {
-		if p.Spec.Transport.Mode != evenkeel.TransportRDMA && meta.IsStatusConditionTrue(p.Status.Conditions, evenkeel.ConditionRDMA) {
-			all = append(all, Finding{"rdma", Note, p.Name + ": mode Auto does without GPUDirect: messages are copied through host memory, as TCP may carry some of them",
-				"if GPUs and cards of the nodes can do it, set spec.transport.mode: RDMA; peers that cannot use RDMA then fail: docs/rdma.md#6-gpu-memory-gpudirect"})
-		}
-	}
-	return all
-}
-
 // profiles says what the controller has found about each profile.
 func profiles(list []evenkeel.NetworkProfile) []Finding {
 	if len(list) == 0 {
@@ -201,10 +144,10 @@ func (d *Doctor) kueue(ctx context.Context, _ *state) ([]Finding, error) {
 	}
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(mapping.GroupVersionKind)
-	if err := d.Client.List(ctx, list); err != nil {
-		return nil, fmt.Errorf("list AdmissionChecks: %w", err)
-	}
 	all := []Finding{{"kueue", OK, "Kueue is installed (" + mapping.GroupVersionKind.Version + ")", ""}}
+	if err := d.Client.List(ctx, list); err != nil {
+		return all, fmt.Errorf("list AdmissionChecks: %w", err)
+	}
 	for _, check := range list.Items {
 		if by, _, _ := unstructured.NestedString(check.Object, "spec", "controllerName"); by != kueue.ControllerName {
 			continue

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,21 +23,27 @@ import (
 const (
 	// probeProfile is the name of a profile that does not exist. The webhook refuses jobs that ask for it.
 	probeProfile = "doctor-probe-that-does-not-exist"
+	// webhookDomain ends the names of Evenkeel's webhooks.
+	webhookDomain = ".evenkeel.dev"
 	// expiresSoon is less than half of what is left when the operator renews a certificate.
 	expiresSoon = 30 * 24 * time.Hour
 )
 
-// ours selects what the chart has installed.
-var ours = client.MatchingLabels{"app.kubernetes.io/name": "evenkeel"}
+// ofChart reports whether the chart has made what has these labels, by whatever name it was installed.
+func ofChart(labels map[string]string) bool {
+	return strings.HasPrefix(labels["helm.sh/chart"], "evenkeel-")
+}
 
-func (d *Doctor) deployments(ctx context.Context, _ *state) ([]Finding, error) {
+func (d *Doctor) deployments(ctx context.Context, s *state) ([]Finding, error) {
 	var list appsv1.DeploymentList
-	if err := d.Client.List(ctx, &list, client.InNamespace(d.Namespace), ours); err != nil {
+	if err := d.Client.List(ctx, &list, client.InNamespace(d.Namespace)); err != nil {
 		return nil, fmt.Errorf("list Deployments: %w", err)
 	}
+	list.Items = slices.DeleteFunc(list.Items, func(d appsv1.Deployment) bool { return !ofChart(d.Labels) })
 	if len(list.Items) == 0 {
 		return []Finding{{"operator", Problem, "namespace " + d.Namespace + " has no Deployment of Evenkeel", "name its namespace with -n, or install the chart"}}, nil
 	}
+	s.deployments = list.Items
 	var all []Finding
 	for _, deployment := range list.Items {
 		wanted := int32(1)
@@ -44,12 +51,23 @@ func (d *Doctor) deployments(ctx context.Context, _ *state) ([]Finding, error) {
 			wanted = *deployment.Spec.Replicas
 		}
 		f := Finding{"operator", OK, fmt.Sprintf("%s: %d of %d replicas are available, with image %s", deployment.Name, deployment.Status.AvailableReplicas, wanted, imageOf(&deployment)), ""}
-		if deployment.Status.AvailableReplicas == 0 {
-			f.Status, f.Do = Problem, fmt.Sprintf("kubectl -n %s describe deployment %s", d.Namespace, deployment.Name)
-			for _, c := range deployment.Status.Conditions {
-				if c.Type == appsv1.DeploymentReplicaFailure && strings.Contains(c.Message, "security context constraint") {
-					f.Do = "on OpenShift, install with --set podSecurityContext=null"
-				}
+		describe := fmt.Sprintf("kubectl -n %s describe deployment %s", d.Namespace, deployment.Name)
+		switch available := deployment.Status.AvailableReplicas; {
+		case available == 0:
+			f.Status, f.Do = Problem, describe
+		case available < wanted:
+			f.Status, f.Do = Note, describe
+		}
+		for _, c := range deployment.Status.Conditions {
+			if c.Type != appsv1.DeploymentReplicaFailure || c.Status != corev1.ConditionTrue || f.Status == OK {
+				continue
+			}
+			f.Message += ", as pods are refused: " + c.Message
+			switch {
+			case strings.Contains(c.Message, "security context constraint"):
+				f.Do = "on OpenShift, install with --set podSecurityContext=null"
+			case strings.Contains(c.Message, "violates PodSecurity"):
+				f.Do = "webhook.hostNetwork needs a namespace that enforces privileged; without it the chart's pods fit restricted"
 			}
 		}
 		all = append(all, f)
@@ -78,6 +96,8 @@ func (d *Doctor) admission(ctx context.Context, _ *state) ([]Finding, error) {
 		return []Finding{{"admission", Problem, "no webhook looks at annotated jobs: they run without the plugin", "helm upgrade restores the MutatingWebhookConfiguration"}}, nil
 	case strings.Contains(err.Error(), "no NetworkProfile is named"):
 		return []Finding{{"admission", OK, "the webhook answers, and the API server trusts its certificate", ""}}, nil
+	case strings.Contains(err.Error(), "failed calling webhook") && !strings.Contains(err.Error(), webhookDomain):
+		return []Finding{{"admission", Problem, "jobs are refused, and not by Evenkeel: " + err.Error(), "see who runs that webhook"}}, nil
 	case apierrors.IsInternalError(err), strings.Contains(err.Error(), "failed calling webhook"):
 		return []Finding{{"admission", Problem, "annotated jobs are refused: " + err.Error(), "x509: see the certificate; timeout or refused: does the webhook run, and may the API server reach its port (webhook.hostNetwork, firewall, NetworkPolicy)?"}}, nil
 	}
@@ -87,7 +107,12 @@ func (d *Doctor) admission(ctx context.Context, _ *state) ([]Finding, error) {
 // policies asks the API server, in a dry run, for a pod of a profile that does not exist. The policies refuse it.
 func (d *Doctor) policies(ctx context.Context) ([]Finding, error) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "evenkeel-doctor-", Namespace: metav1.NamespaceDefault, Annotations: map[string]string{evenkeel.ProfileKey: probeProfile}}}
-	pod.Spec.Containers = []corev1.Container{{Name: "probe", Image: "probe"}}
+	// It fits every standard that the namespace may enforce.
+	yes, no := true, false
+	pod.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsNonRoot: &yes, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}}
+	pod.Spec.Containers = []corev1.Container{{Name: "probe", Image: "probe", SecurityContext: &corev1.SecurityContext{
+		AllowPrivilegeEscalation: &no, Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+	}}}
 	err := d.Client.Create(ctx, pod, client.DryRunAll)
 	switch {
 	case err == nil:
@@ -100,11 +125,14 @@ func (d *Doctor) policies(ctx context.Context) ([]Finding, error) {
 
 func (d *Doctor) certificate(ctx context.Context, _ *state) ([]Finding, error) {
 	var list admissionregistrationv1.MutatingWebhookConfigurationList
-	if err := d.Client.List(ctx, &list, ours); err != nil {
+	if err := d.Client.List(ctx, &list); err != nil {
 		return nil, fmt.Errorf("list webhook configurations: %w", err)
 	}
 	var all []Finding
 	for _, configuration := range list.Items {
+		if !ofChart(configuration.Labels) {
+			continue
+		}
 		for _, w := range configuration.Webhooks {
 			until, err := trustedUntil(w.ClientConfig.CABundle)
 			f := Finding{"certificate", OK, fmt.Sprintf("%s: its CA is valid until %s", w.Name, until.UTC().Format(time.DateOnly)), ""}

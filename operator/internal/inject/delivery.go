@@ -73,6 +73,21 @@ func addVolume(pod *corev1.Pod, r Resolved) error {
 	return nil
 }
 
+// DeliveredImage is the image that a pod has the plugin's files from; empty: it gets none.
+func DeliveredImage(spec *corev1.PodSpec) string {
+	for i := range spec.InitContainers {
+		if c := &spec.InitContainers[i]; c.Name == installName {
+			return c.Image
+		}
+	}
+	for i := range spec.Volumes {
+		if v := &spec.Volumes[i]; v.Name == volumeName && v.Image != nil {
+			return v.Image.Reference
+		}
+	}
+	return ""
+}
+
 func (t *target) mountLibraries() {
 	if slices.ContainsFunc(t.VolumeMounts, func(m corev1.VolumeMount) bool { return path.Clean(m.MountPath) == MountPath }) {
 		t.excluded = true

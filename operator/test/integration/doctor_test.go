@@ -72,9 +72,9 @@ func TestDoctor(t *testing.T) {
 		// The API server has no controller that starts Deployments here.
 		{Check: "operator", Status: doctor.Problem, Message: "evenkeel-webhook: 0 of 2 replicas"},
 		{Check: "profiles", Status: doctor.OK, Message: name},
-		{Check: "registries", Status: doctor.Problem, Message: "Secret " + ns + "/pull of profile " + name + " does not exist"},
+		{Check: "registries", Status: doctor.Problem, Message: "Secret pull of profile " + name + " does not exist, in 1 namespace: " + ns},
 		{Check: "registries", Status: doctor.OK, Message: "profile default pulls from registry.example.com without a Secret"},
-		{Check: "security", Status: doctor.OK, Message: ns + " enforces baseline"},
+		{Check: "security", Status: doctor.OK, Message: "with pod standard baseline"},
 		{Check: "kueue", Status: doctor.OK, Message: "not installed"},
 		{Check: "glibc", Status: doctor.Unknown, Message: "glibc"},
 	} {
@@ -93,14 +93,43 @@ func TestDoctor(t *testing.T) {
 			t.Fatal(err)
 		}
 		file := filepath.Join(t.TempDir(), "bundle.tar.gz")
+		if err := os.WriteFile(file, []byte("an older one that others may read"), 0o644); err != nil {
+			t.Fatal(err)
+		}
 		_, findings := doctorOf(t, "--bundle", file)
-		if !finds(findings, want, "registries", "Secret "+ns+"/pull of profile "+name+" is for") {
+		if !finds(findings, want, "registries", "Secret pull of profile "+name+" is for") {
 			t.Errorf("%s: %+v", entry, findings)
 		}
 		checkBundle(t, file, hidden, name)
 		if err := admin.Delete(t.Context(), secret, client.GracePeriodSeconds(0)); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// TestDoctorOfStranger: somebody without permissions gets a line for each thing that they may not see, and a bundle of the rest.
+func TestDoctorOfStranger(t *testing.T) {
+	waitProfile(t, "default", func(p *evenkeel.NetworkProfile) bool { return ready(p) != nil })
+	file := filepath.Join(t.TempDir(), "bundle.tar.gz")
+	status, findings := doctorOf(t, "--as=stranger", "--bundle", file)
+	for _, want := range []doctor.Finding{
+		{Check: "kubernetes", Status: doctor.OK, Message: "v1."},
+		{Check: "nodes", Status: doctor.Unknown, Message: "you may not look"},
+		{Check: "networkprofiles", Status: doctor.Unknown, Message: "you may not look"},
+		{Check: "operator", Status: doctor.Unknown, Message: "you may not look"},
+		{Check: "admission", Status: doctor.Unknown, Message: "a job could not be tried"},
+		{Check: "security", Status: doctor.Unknown, Message: "you may not look"},
+		{Check: "kueue", Status: doctor.OK, Message: "not installed"},
+	} {
+		if !finds(findings, want.Status, want.Check, want.Message) {
+			t.Errorf("no finding %+v in %+v", want, findings)
+		}
+	}
+	if status != cli.ExitPass {
+		t.Errorf("exit status %d without a problem that was seen", status)
+	}
+	if info, err := os.Stat(file); err != nil || info.Size() == 0 {
+		t.Errorf("no bundle: %v", err)
 	}
 }
 

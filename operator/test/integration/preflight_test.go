@@ -41,7 +41,7 @@ func TestCheckValidation(t *testing.T) {
 			s.Stages = []evenkeel.Stage{"RDMA"}
 			s.Runner = evenkeel.RunnerSpec{Type: "NCCLTests", Image: "x", GPUsPerNode: &two}
 		},
-		"needs image and gpusPerNode":  func(s *evenkeel.NetworkCheckSpec) { s.Runner.Type = evenkeel.RunnerNCCLTests },
+		"needs gpusPerNode":            func(s *evenkeel.NetworkCheckSpec) { s.Runner.Type = evenkeel.RunnerNCCLTests },
 		"uses no GPU":                  func(s *evenkeel.NetworkCheckSpec) { s.Runner.GPUsPerNode = &two },
 		"has the collective AllReduce": func(s *evenkeel.NetworkCheckSpec) { s.Sweep.Collective = evenkeel.CollectiveBroadcast },
 		"minBytes is larger":           func(s *evenkeel.NetworkCheckSpec) { s.Sweep.MinBytes, s.Sweep.MaxBytes = &large, &small },
@@ -57,6 +57,12 @@ func TestCheckValidation(t *testing.T) {
 		"spec.maxConcurrentNodes": func(s *evenkeel.NetworkCheckSpec) { one := int32(1); s.MaxConcurrentNodes = &one },
 	} {
 		t.Run(want, func(t *testing.T) { refused(t, dryRun(t.Context(), newCheck(change)), want) })
+	}
+	installed := newCheck(func(s *evenkeel.NetworkCheckSpec) {
+		s.Runner = evenkeel.RunnerSpec{Type: "NCCLTests", GPUsPerNode: &two} // the image is that of the installation
+	})
+	if err := dryRun(t.Context(), installed); err != nil {
+		t.Errorf("NCCLTests without an image: %v", err)
 	}
 	long := newCheck(nil)
 	long.Name = "a-name-that-is-longer-than-what-a-label-takes-which-is-63-characters"

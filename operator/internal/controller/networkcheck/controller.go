@@ -71,8 +71,8 @@ type Reconciler struct {
 	// Namespace is the one whose checks run: its administrators may run images on any node. Checks in other namespaces end
 	// with the reason WrongNamespace.
 	Namespace string
-	// BenchImage is the image of the runner Bench for checks that name none.
-	BenchImage string
+	// BenchImage and NCCLTestsImage are the images of the two runners for checks that name none.
+	BenchImage, NCCLTestsImage string
 	// ImagePullSecrets are the names of the Secrets to pull the runner's image with.
 	ImagePullSecrets []string
 	// PriorityClass is that of the checks' pods; empty: the cluster's default.
@@ -144,7 +144,7 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	}
 	check := jobs.Check{Object: object, Options: object.Spec.WithDefaultsFor(nodes), ImagePullSecrets: c.ImagePullSecrets, PriorityClass: c.PriorityClass}
 	if check.Options.Runner.Image == "" {
-		check.Options.Runner.Image = c.BenchImage
+		check.Options.Runner.Image, _ = c.defaultImage(check.Options.Runner.Type)
 	}
 	result, err := c.advance(ctx, check)
 	overdue := object.CreationTimestamp.Add(time.Duration(*check.Options.TimeoutSeconds)*time.Second + overdueAfter)
@@ -210,10 +210,19 @@ func (c *Reconciler) loadReport(ctx context.Context, check *jobs.Check) (*report
 	return r, nil
 }
 
+// defaultImage is the image of a runner for checks that name none, and the chart's value for it.
+func (c *Reconciler) defaultImage(runner evenkeel.RunnerType) (image, value string) {
+	if runner == evenkeel.RunnerNCCLTests {
+		return c.NCCLTestsImage, "preflight.ncclTestsImage"
+	}
+	return c.BenchImage, "preflight.benchImage"
+}
+
 // createReport selects the nodes, pins the plugin and records both.
 func (c *Reconciler) createReport(ctx context.Context, check *jobs.Check) (*report.Report, error) {
 	if check.Options.Runner.Image == "" {
-		return nil, c.setNotRunnable(ctx, check.Object, "NoImage", "spec.runner.image is not set, and Evenkeel was installed without preflight.benchImage")
+		_, value := c.defaultImage(check.Options.Runner.Type)
+		return nil, c.setNotRunnable(ctx, check.Object, "NoImage", "spec.runner.image is not set, and Evenkeel was installed without "+value)
 	}
 	profile := &evenkeel.NetworkProfile{}
 	err := c.client.Get(ctx, client.ObjectKey{Name: check.Options.ProfileName}, profile)

@@ -28,6 +28,18 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
 )
 
+// TestImageOfRunner: each runner has an image of its own for checks that name none, and a value of the chart.
+func TestImageOfRunner(t *testing.T) {
+	c := &Reconciler{BenchImage: "bench:1", NCCLTestsImage: "nccl-tests:1"}
+	for runner, want := range map[evenkeel.RunnerType][2]string{
+		evenkeel.RunnerBench: {"bench:1", "preflight.benchImage"}, evenkeel.RunnerNCCLTests: {"nccl-tests:1", "preflight.ncclTestsImage"},
+	} {
+		if image, value := c.defaultImage(runner); image != want[0] || value != want[1] {
+			t.Errorf("%s: %s of %s, want %s", runner, image, value, want)
+		}
+	}
+}
+
 func TestParseMeasurement(t *testing.T) {
 	for file, want := range map[string]struct {
 		outcome pairing.Outcome
