@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -502,6 +503,91 @@ func TestMetricsServiceAndDashboard(t *testing.T) {
 	}
 }
 
+// alerts are those of the chart with these values, by name.
+func alerts(t *testing.T, values ...string) map[string]map[string]any {
+	t.Helper()
+	rule := render(t, "evenkeel", append([]string{"--set", "metrics.prometheusRule.enabled=true"}, values...)...)["PrometheusRule/evenkeel"]
+	if rule == nil {
+		t.Fatal("no PrometheusRule")
+	}
+	all := map[string]map[string]any{}
+	groups, _, _ := unstructured.NestedSlice(rule.Object, "spec", "groups")
+	for _, group := range groups {
+		rules, _, _ := unstructured.NestedSlice(group.(map[string]any), "rules")
+		for _, item := range rules {
+			alert := item.(map[string]any)
+			name, _ := alert["alert"].(string)
+			if all[name] != nil {
+				t.Errorf("two alerts are named %q", name)
+			}
+			all[name] = alert
+		}
+	}
+	return all
+}
+
+// TestAlerts: each alert says what is wrong, and the manual says what to do about it. That the metrics exist is tested where they are
+// served.
+func TestAlerts(t *testing.T) {
+	manual, err := os.ReadFile("../docs/operate.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	explained := map[string]bool{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `(Evenkeel\\w+)` \\|.*\\|.*\\|$").FindAllStringSubmatch(string(manual), -1) {
+		explained[row[1]] = true
+	}
+	all := alerts(t)
+	for name, alert := range all {
+		text := func(path ...string) string {
+			value, _, _ := unstructured.NestedString(alert, path...)
+			return value
+		}
+		if text("expr") == "" || text("for") == "" || text("annotations", "summary") == "" || text("annotations", "description") == "" ||
+			!slices.Contains([]string{"critical", "warning", "info"}, text("labels", "severity")) {
+			t.Errorf("%s is incomplete: %v", name, alert)
+		}
+		if !explained[name] {
+			t.Errorf("docs/operate.md has no row for the alert %s", name)
+		}
+	}
+	for name := range explained {
+		if all[name] == nil {
+			t.Errorf("docs/operate.md has a row for the alert %s, which does not exist", name)
+		}
+	}
+	for _, alert := range alerts(t, "--set", "metrics.prometheusRule.alertLabels.team=net,metrics.prometheusRule.alertLabels.severity=page") {
+		if labels, _, _ := unstructured.NestedStringMap(alert, "labels"); labels["team"] != "net" || labels["severity"] != "page" {
+			t.Errorf("%v: its labels do not follow metrics.prometheusRule.alertLabels", alert)
+		}
+	}
+	// The webhook's would never end where there is none.
+	without := alerts(t, "--kube-version=1.36", "--set", "injection.mode=MutatingAdmissionPolicy")
+	for name, alert := range without {
+		if strings.Contains(fmt.Sprint(alert["expr"]), "webhook") {
+			t.Errorf("%s, without a webhook", name)
+		}
+	}
+	if len(without) == 0 || len(without) == len(all) {
+		t.Errorf("%d alerts with the webhook, %d without", len(all), len(without))
+	}
+}
+
+func TestAlertsAreOnRequest(t *testing.T) {
+	const rule = "PrometheusRule/evenkeel"
+	for _, values := range []string{"metrics.prometheusRule.enabled=false", "metrics.prometheusRule=null"} { // null: as values of an earlier release
+		if render(t, "evenkeel", "--set", values)[rule] != nil {
+			t.Errorf("%s makes a PrometheusRule", values)
+		}
+	}
+	if labels := render(t, "evenkeel", "--set", "metrics.prometheusRule.enabled=true,metrics.prometheusRule.labels.release=prom")[rule].GetLabels(); labels["release"] != "prom" {
+		t.Errorf("no Prometheus selects it: %v", labels)
+	}
+	if out, err := helm(t, "template", "evenkeel", "evenkeel", "--set", "metrics.prometheusRule.enabled=true", "--set-string", "metrics.bindAddress=0"); err == nil || !strings.Contains(out, "metrics.prometheusRule.enabled needs") {
+		t.Errorf("alerts about metrics that nobody serves: %v\n%s", err, out)
+	}
+}
+
 // contains reports whether all has everything of some.
 func contains(all, some map[string]string) bool {
 	for key, value := range some {
@@ -533,6 +619,9 @@ func TestValuesSchemaErrors(t *testing.T) {
 		"webhok.replicas=1":                                   "webhok",
 		"injection.mode=Policy":                               "mode",
 		"webhook.replicas=0":                                  "replicas",
+		"logLevel=loud":                                       "logLevel",
+		"controller.logLevel=loud":                            "logLevel",
+		"logFormat=xml":                                       "logFormat",
 		"image.digest=latest":                                 "digest",
 		"metrics.bindAddress=80":                              "bindAddress",
 		"webhook.certs.source=No":                             "source",
@@ -618,6 +707,7 @@ func TestComponentValues(t *testing.T) {
 			{`priorityClassName="high"`, `"priorityClassName":"high"`},
 			{`podAnnotations={"sidecar.istio.io/inject":"false"}`, `"sidecar.istio.io/inject":"false"`},
 			{`podLabels={"team":"net"}`, `"team":"net"`},
+			{`logLevel="debug"`, `"--log-level=debug"`},
 			{`extraArgs=["--namespace=x"]`, `"--namespace=x"`},
 			{`env=[{"name":"HTTPS_PROXY","value":"p"}]`, `{"name":"HTTPS_PROXY","value":"p"}`},
 			{`resources={"limits":{"memory":"1Gi"}}`, `"resources":{"limits":{"memory":"1Gi"}`},
@@ -678,6 +768,29 @@ func TestCommonValues(t *testing.T) {
 	}
 	if out, err := helm(t, "template", "evenkeel", "evenkeel", "--set", "webhook.nodeSelectors.a=b"); err == nil || !strings.Contains(out, "nodeSelectors") {
 		t.Errorf("a value that does not exist: %v %s", err, out)
+	}
+}
+
+func TestLogValues(t *testing.T) {
+	for _, test := range []struct{ values, want string }{
+		{"revisionHistoryLimit=3", `"--log-level=info","--log-format=json"`},
+		{"logLevel=null,logFormat=null,webhook.logLevel=null,controller.logLevel=null,certificates.logLevel=null", `"--log-level=info","--log-format=json"`}, // as values of an earlier release
+		{"logLevel=error,logFormat=text", `"--log-level=error","--log-format=text"`},
+	} {
+		seen := 0
+		for key, object := range render(t, "evenkeel", "--set", test.values) {
+			if object.GetKind() != "Deployment" {
+				continue
+			}
+			seen++
+			text, err := json.Marshal(object.Object)
+			if err != nil || !strings.Contains(string(text), test.want) {
+				t.Errorf("--set %s: %v: %s lacks %s", test.values, err, key, test.want)
+			}
+		}
+		if seen != 3 {
+			t.Errorf("%d Deployments, want 3", seen)
+		}
 	}
 }
 

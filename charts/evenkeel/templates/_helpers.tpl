@@ -87,6 +87,12 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
+{{- /* Flags of what every component logs. `helm upgrade --reuse-values` from a release without the values gives none. */ -}}
+{{- define "evenkeel.logFlags" -}}
+- --log-level={{ .values.logLevel | default .root.Values.logLevel | default "info" }}
+- --log-format={{ .root.Values.logFormat | default "json" }}
+{{- end -}}
+
 {{- define "evenkeel.podSecurity" -}}
 {{- toYaml (merge (dict "runAsNonRoot" true "seccompProfile" (dict "type" "RuntimeDefault")) (.Values.podSecurityContext | default dict)) -}}
 {{- end -}}

@@ -5,24 +5,16 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/signal"
 	"runtime/debug"
 	"strconv"
 	"syscall"
 
-	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
-	"k8s.io/klog/v2"
-	ctrl "sigs.k8s.io/controller-runtime"
 )
 
 func main() {
-	logger := slog.New(slog.NewJSONHandler(os.Stderr, nil))
-	klog.SetSlogLogger(logger)
-	ctrl.SetLogger(logr.FromSlogHandler(logger.Handler()))
-
 	if limit := memoryLimit(os.Getenv); limit > 0 {
 		debug.SetMemoryLimit(limit)
 	}
@@ -45,6 +37,7 @@ func memoryLimit(getenv func(string) string) int64 {
 }
 
 func rootCommand() *cobra.Command {
+	var l logging
 	root := &cobra.Command{
 		Use:   "evenkeel-operator",
 		Short: "Evenkeel's control plane",
@@ -53,7 +46,9 @@ func rootCommand() *cobra.Command {
 It finds the cluster as kubectl does: by KUBECONFIG or ~/.kube/config, or, in a pod, by its service account.`,
 		SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		PersistentPreRunE: func(*cobra.Command, []string) error { return l.start(os.Stderr) },
 	}
+	l.flags(root.PersistentFlags())
 	root.AddCommand(webhookCommand(), controllerCommand(), certificatesCommand(), cleanupCommand(), &cobra.Command{
 		Use:     "version",
 		Short:   "Print the version",

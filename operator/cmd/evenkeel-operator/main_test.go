@@ -3,12 +3,15 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"log/slog"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -38,6 +41,9 @@ func TestFlagErrorsAreOneLine(t *testing.T) {
 		"controller":                                         "needs --namespace",
 		"certificates --namespace=n --secret=s":              "needs --ca-secret",
 		"controller --default-profile=/nowhere":              "/nowhere",
+		"version --log-level=loud":                           `--log-level="loud": want debug, info, warn, error`,
+		"version --log-level=INFO+1":                         `--log-level="INFO+1"`,
+		"version --log-format=xml":                           `--log-format="xml": want json, text`,
 	} {
 		root := rootCommand()
 		root.SetArgs(strings.Fields(args))
@@ -47,6 +53,39 @@ func TestFlagErrorsAreOneLine(t *testing.T) {
 		err := root.ExecuteContext(t.Context())
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(strings.TrimSpace(err.Error()), "\n") || out.Len() > 0 {
 			t.Errorf("%s: error %v, output %q; want one line with %s", args, err, out.String(), want)
+		}
+	}
+}
+
+func TestLogLevelAndFormat(t *testing.T) {
+	for level, want := range map[string][]string{
+		"debug": {"fine", "usual", "odd", "bad"}, "info": {"usual", "odd", "bad"}, "warn": {"odd", "bad"}, "error": {"bad"},
+	} {
+		for _, format := range logFormats {
+			var out bytes.Buffer
+			handler, err := (&logging{level: level, format: format}).handler(&out)
+			if err != nil {
+				t.Fatal(err)
+			}
+			slog.New(handler).Warn("odd")
+			log := logr.FromSlogHandler(handler) // as controllers log
+			log.V(1).Info("fine")
+			log.Info("usual")
+			log.Error(errors.New("no"), "bad")
+			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+			if len(lines) != len(want) {
+				t.Errorf("%s, %s: want %q:\n%s", level, format, want, out.String())
+			}
+			for _, message := range want {
+				if !strings.Contains(out.String(), message) {
+					t.Errorf("%s, %s: %q is missing in\n%s", level, format, message, out.String())
+				}
+			}
+			for _, line := range lines {
+				if json.Valid([]byte(line)) != (format == "json") {
+					t.Errorf("%s: %s", format, line)
+				}
+			}
 		}
 	}
 }

@@ -19,13 +19,17 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/certwatcher"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/admission"
 	"evenkeel.dev/evenkeel/operator/internal/certs"
+	"evenkeel.dev/evenkeel/operator/internal/metrics"
 )
 
 // Where the server's certificate comes from.
@@ -93,7 +97,7 @@ func (w *webhookRole) validate() error {
 			return err
 		}
 		// The server's error would not say which file is wrong.
-		if _, err := tls.LoadX509KeyPair(filepath.Join(w.certDir, "tls.crt"), filepath.Join(w.certDir, "tls.key")); err != nil {
+		if _, err := tls.LoadX509KeyPair(w.certFiles()); err != nil {
 			return fmt.Errorf("--cert-dir=%s: %w", w.certDir, err)
 		}
 		return nil
@@ -102,23 +106,51 @@ func (w *webhookRole) validate() error {
 	}
 }
 
+// certFiles are the supplied certificate and its key.
+func (w *webhookRole) certFiles() (certificate, key string) {
+	return filepath.Join(w.certDir, corev1.TLSCertKey), filepath.Join(w.certDir, corev1.TLSPrivateKeyKey)
+}
+
 func (w *webhookRole) run(ctx context.Context) error {
 	byObject := map[client.Object]cache.ByObject{}
-	server := webhook.Options{Port: w.port, CertDir: w.certDir}
 	var certificates *certs.Server
+	var files *certwatcher.CertWatcher
+	var getCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	if w.certSource == selfManaged {
 		certificates = &certs.Server{Names: certs.Names{
 			Secret: types.NamespacedName{Namespace: w.namespace, Name: w.secret}, WebhookConfiguration: w.webhookConfiguration, Service: w.service,
 		}}
 		maps.Copy(byObject, certificates.Cached())
-		server.TLSOpts = []func(*tls.Config){func(c *tls.Config) { c.GetCertificate = certificates.GetCertificate }}
+		getCertificate = certificates.GetCertificate
+	} else {
+		var err error
+		if files, err = certwatcher.New(w.certFiles()); err != nil {
+			return fmt.Errorf("--cert-dir=%s: %w", w.certDir, err)
+		}
+		getCertificate = files.GetCertificate
 	}
 	mgr, err := w.manager(ctx, ctrl.Options{
-		Cache:         cache.Options{ByObject: byObject, DefaultTransform: cache.TransformStripManagedFields()},
-		WebhookServer: webhook.NewServer(server),
+		Cache: cache.Options{ByObject: byObject, DefaultTransform: cache.TransformStripManagedFields()},
+		WebhookServer: webhook.NewServer(webhook.Options{Port: w.port, TLSOpts: []func(*tls.Config){
+			func(c *tls.Config) { c.GetCertificate = getCertificate },
+		}}),
 	}, "NetworkProfile", "NetworkCheckPolicy")
 	if err != nil {
 		return err
+	}
+	if files != nil {
+		if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+			// The webhook goes on with the certificate that it has.
+			if err := files.Start(ctx); err != nil {
+				mgr.GetLogger().Error(err, "another certificate would not be noticed")
+			}
+			return nil
+		})); err != nil {
+			return fmt.Errorf("files of the certificate: %w", err)
+		}
+	}
+	if err := ctrlmetrics.Registry.Register(metrics.CertificateCollector(getCertificate)); err != nil {
+		return fmt.Errorf("metric of the certificate: %w", err)
 	}
 	started := mgr.GetWebhookServer().StartedChecker()
 	checks := []healthz.Checker{started}

@@ -1,6 +1,6 @@
 // Package metrics defines the Prometheus metrics of the control plane: counters, which controllers and webhooks increment, and
-// [StateCollector], which reads the state of the nodes when it is scraped. Every series is bounded: labels have no names that
-// users choose, apart from nodes and pools.
+// collectors, which read the state of nodes, policies and the webhook's certificate when they are scraped. Every series is bounded:
+// labels have no names that users choose, apart from nodes, pools and policies.
 package metrics
 
 import (
@@ -42,10 +42,16 @@ var (
 	jobs = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "evenkeel_jobs_total", Help: "Annotated jobs: injected, if a profile was pinned to them; refused; skipped, if a controller made them and nothing was pinned; avoided_nodes, if their pods avoid nodes that failed a check.",
 	}, []string{"result"})
+	gatedJobs = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "evenkeel_gated_jobs", Help: "Jobs whose gate is closed, by the controller that opens it.",
+	}, []string{"controller"})
+	gatedSince = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "evenkeel_gated_job_oldest_timestamp_seconds", Help: "Time since which that one of them waits that has waited the longest; absent if none does.",
+	}, []string{"controller"})
 )
 
 func init() {
-	metrics.Registry.MustRegister(checks, checkSeconds, runs, pods, jobs)
+	metrics.Registry.MustRegister(checks, checkSeconds, runs, pods, jobs, gatedJobs, gatedSince)
 	// A series that starts with its first event hides that event from rate().
 	for _, v := range []evenkeel.Verdict{evenkeel.VerdictPass, evenkeel.VerdictFail, evenkeel.VerdictInconclusive} {
 		checks.WithLabelValues(string(v))
@@ -81,3 +87,13 @@ func Pod(result string) { pods.WithLabelValues(result).Inc() }
 
 // Job counts a job: Injected, Refused, Skipped or AvoidedNodes.
 func Job(result string) { jobs.WithLabelValues(result).Inc() }
+
+// Gated records how many jobs wait at a gate that the controller opens, and since when the first of them does.
+func Gated(controller string, count int, since time.Time) {
+	gatedJobs.WithLabelValues(controller).Set(float64(count))
+	if count == 0 {
+		gatedSince.DeleteLabelValues(controller)
+		return
+	}
+	gatedSince.WithLabelValues(controller).Set(float64(since.Unix()))
+}

@@ -20,8 +20,9 @@ import (
 
 // Limits of what is reported by name: Kubernetes supports 5,000 nodes. Unhealthy ones come first.
 const (
-	maxNodes = 5000
-	maxPools = 64
+	maxNodes    = 5000
+	maxPools    = 64
+	maxPolicies = 64
 	// everyPool stands for all pools of a check.
 	everyPool = "*"
 	// readTimeout bounds reading the cache.
@@ -34,11 +35,12 @@ var (
 	measuredDesc  = prometheus.NewDesc("evenkeel_node_bus_bandwidth_bytes_per_second", "The best bus bandwidth that the latest check with a verdict measured with the node.", []string{"node"}, nil)
 	usualDesc     = prometheus.NewDesc("evenkeel_node_usual_bus_bandwidth_bytes_per_second", "The median over the node's latest checks that passed.", []string{"node"}, nil)
 	checkedDesc   = prometheus.NewDesc("evenkeel_node_checked_timestamp_seconds", "Time of the last conclusive check of the node.", []string{"node"}, nil)
+	policyDesc    = prometheus.NewDesc("evenkeel_policy_nodes", "Nodes of a NetworkCheckPolicy by the health of their network: Healthy, Unhealthy, Unknown. A verdict older than the policy's freshnessSeconds is Unknown.", []string{"policy", "health"}, nil)
 	fabricDesc    = prometheus.NewDesc("evenkeel_fabric_verdict", "1 for the latest verdict on what connects the nodes of a pool (of the latest check as a whole: *), 0 for the other verdicts.", []string{"pool", "verdict"}, nil)
 	runningDesc   = prometheus.NewDesc("evenkeel_checks_running", "NetworkChecks that have not ended.", nil, nil)
 )
 
-// StateCollector exports the state of nodes and fabrics. Only the leader exports it, from its cache, when it is scraped. So it is
+// StateCollector exports the state of nodes, policies and fabrics. Only the leader exports it, from its cache, when it is scraped. So it is
 // correct after a restart, and deleted objects disappear.
 type StateCollector struct{ reader client.Reader }
 
@@ -57,7 +59,7 @@ func (s *StateCollector) SetupWithManager(mgr manager.Manager) error {
 
 // Describe implements prometheus.Collector.
 func (s *StateCollector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{nodesDesc, unhealthyDesc, measuredDesc, usualDesc, checkedDesc, fabricDesc, runningDesc} {
+	for _, d := range []*prometheus.Desc{nodesDesc, unhealthyDesc, measuredDesc, usualDesc, checkedDesc, policyDesc, fabricDesc, runningDesc} {
 		out <- d
 	}
 }
@@ -69,7 +71,8 @@ func (s *StateCollector) Collect(out chan<- prometheus.Metric) {
 	var nodes corev1.NodeList
 	var healths evenkeel.NodeNetworkHealthList
 	var checks evenkeel.NetworkCheckList
-	for _, list := range []client.ObjectList{&nodes, &healths, &checks} {
+	var policies evenkeel.NetworkCheckPolicyList
+	for _, list := range []client.ObjectList{&nodes, &healths, &checks, &policies} {
 		// The objects are read only, so the cache need not copy them.
 		if err := s.reader.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 			out <- prometheus.NewInvalidMetric(nodesDesc, fmt.Errorf("list %T: %w", list, err))
@@ -77,6 +80,7 @@ func (s *StateCollector) Collect(out chan<- prometheus.Metric) {
 		}
 	}
 	collectNodes(nodes.Items, healths.Items, out)
+	collectPolicies(policies.Items, out)
 	collectChecks(checks.Items, out)
 }
 
@@ -128,6 +132,25 @@ func collectNodes(nodes []corev1.Node, healths []evenkeel.NodeNetworkHealth, out
 		}
 		if s.ObservedTime != nil {
 			gauge(out, checkedDesc, float64(s.ObservedTime.Unix()), h.Name)
+		}
+	}
+}
+
+func collectPolicies(policies []evenkeel.NetworkCheckPolicy, out chan<- prometheus.Metric) {
+	counted := make([]*evenkeel.NetworkCheckPolicy, 0, len(policies))
+	for i := range policies {
+		if policies[i].Status.Nodes != nil { // the controller has seen it
+			counted = append(counted, &policies[i])
+		}
+	}
+	slices.SortFunc(counted, func(a, b *evenkeel.NetworkCheckPolicy) int { return cmp.Compare(a.Name, b.Name) })
+	for _, p := range counted[:min(len(counted), maxPolicies)] {
+		for health, count := range map[evenkeel.Health]*int32{
+			evenkeel.HealthHealthy: p.Status.Healthy, evenkeel.HealthUnhealthy: p.Status.Unhealthy, evenkeel.HealthUnknown: p.Status.Unknown,
+		} {
+			if count != nil {
+				gauge(out, policyDesc, float64(*count), p.Name, string(health))
+			}
 		}
 	}
 }

@@ -107,6 +107,33 @@ func TestMetricsOfFabrics(t *testing.T) {
 	}
 }
 
+// A policy that the controller has yet to count has no series: zeros would say that its nodes are proven.
+func TestMetricsOfPolicies(t *testing.T) {
+	policy := func(name string, counts ...int32) *evenkeel.NetworkCheckPolicy {
+		p := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if len(counts) > 0 {
+			p.Status.Nodes, p.Status.Healthy, p.Status.Unhealthy, p.Status.Unknown = &counts[0], &counts[1], &counts[2], &counts[3]
+		}
+		return p
+	}
+	lines := collected(t, policy("gpu", 7, 4, 1, 2), policy("new"))
+	for _, want := range []string{"evenkeel_policy_nodes Healthy gpu = 4", "evenkeel_policy_nodes Unhealthy gpu = 1", "evenkeel_policy_nodes Unknown gpu = 2"} {
+		if !slices.Contains(lines, want) {
+			t.Errorf("%q is missing in\n%s", want, strings.Join(lines, "\n"))
+		}
+	}
+	if text := strings.Join(lines, "\n"); strings.Contains(text, " new ") {
+		t.Errorf("a policy without a status:\n%s", text)
+	}
+	var many []client.Object
+	for i := range maxPolicies + 5 {
+		many = append(many, policy(fmt.Sprintf("policy-%03d", i), 1, 1, 0, 0))
+	}
+	if text := strings.Join(collected(t, many...), "\n"); strings.Count(text, "evenkeel_policy_nodes") != 3*maxPolicies {
+		t.Errorf("series of %d policies, want %d", strings.Count(text, "evenkeel_policy_nodes")/3, maxPolicies)
+	}
+}
+
 func TestMetricsAreBounded(t *testing.T) {
 	var objects []client.Object
 	var fabrics []evenkeel.FabricFinding

@@ -271,6 +271,10 @@ func TestCertificateSuppliedIsReloaded(t *testing.T) {
 	eventually(t, "it is served", func(context.Context) (bool, error) {
 		return !bytes.Equal(served(t, port), before), nil
 	})
+	series, err := p.scrape()
+	if err != nil || len(series["evenkeel_webhook_certificate_expiry_timestamp_seconds"]) != 1 {
+		t.Errorf("when it expires: %v, %v", series["evenkeel_webhook_certificate_expiry_timestamp_seconds"], err)
+	}
 }
 
 // newNode makes a node that goes with the test.

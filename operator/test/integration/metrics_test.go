@@ -3,6 +3,7 @@ package integration
 import (
 	"bufio"
 	"context"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -19,10 +20,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
 
 // scrape returns what the program serves: lines such as name{label="value"} 1, by name.
@@ -62,6 +65,76 @@ func asked(expression string) []string {
 	return names
 }
 
+var (
+	selector = regexp.MustCompile(`([a-zA-Z_:][a-zA-Z0-9_:]*)\{([^}]*)\}`)
+	matcher  = regexp.MustCompile(`(\w+)(=~|=)"([^"]*)"`)
+)
+
+// unmatched are the selectors of a PromQL expression that select none of the series.
+func unmatched(expression string, served map[string][]string) []string {
+	var vain []string
+	for _, s := range selector.FindAllStringSubmatch(expression, -1) {
+		matchers := matcher.FindAllStringSubmatch(s[2], -1)
+		matches := func(line string) bool {
+			for _, m := range matchers {
+				value := regexp.QuoteMeta(m[3])
+				if m[2] == "=~" {
+					value = "(" + m[3] + ")"
+				}
+				if !regexp.MustCompile(`[{,]` + m[1] + `="` + value + `"[,}]`).MatchString(line) {
+					return false
+				}
+			}
+			return true
+		}
+		if len(matchers) == 0 || !slices.ContainsFunc(served[s[1]], matches) {
+			vain = append(vain, s[0])
+		}
+	}
+	return vain
+}
+
+func TestMetricsSelectors(t *testing.T) {
+	served := map[string][]string{"a": {`a{pool="*",verdict="Fail"} 1`, `a{pool="h100",verdict="Pass"} 0`}}
+	for expression, want := range map[string][]string{
+		`a{pool="*",verdict="Fail"} == 1`:             nil,
+		`sum(rate(a{verdict=~"Fail|Pass"}[5m]))`:      nil,
+		`a{pool="*",verdict="Pass"} / a{pool="gone"}`: {`a{pool="*",verdict="Pass"}`, `a{pool="gone"}`},
+		`b{pool="*"}`: {`b{pool="*"}`},
+	} {
+		if got := unmatched(expression, served); !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", expression, got, want)
+		}
+	}
+}
+
+// alertExpressions are those of the chart's alerts, by name.
+func alertExpressions(t *testing.T, root string) map[string]string {
+	t.Helper()
+	objects, err := apiserver.Chart(root, systemNamespace, "--set", "metrics.prometheusRule.enabled=true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]string{}
+	for _, object := range objects {
+		if object.GetKind() != "PrometheusRule" {
+			continue
+		}
+		groups, _, _ := unstructured.NestedSlice(object.Object, "spec", "groups")
+		for _, group := range groups {
+			rules, _, _ := unstructured.NestedSlice(group.(map[string]any), "rules")
+			for _, rule := range rules {
+				name, _, _ := unstructured.NestedString(rule.(map[string]any), "alert")
+				all[name], _, _ = unstructured.NestedString(rule.(map[string]any), "expr")
+			}
+		}
+	}
+	if len(all) == 0 {
+		t.Fatal("the chart has no alerts")
+	}
+	return all
+}
+
 func TestMetricsPromQLParser(t *testing.T) {
 	for expression, want := range map[string][]string{
 		`histogram_quantile(0.9, sum by (le) (rate(a_bucket{x="b_c"}[5m])))`: {"a_bucket"},
@@ -74,7 +147,7 @@ func TestMetricsPromQLParser(t *testing.T) {
 	}
 }
 
-// The dashboard's queries and the manual name metrics that the programs serve; and the manual names all of ours.
+// The dashboard's queries, the alerts and the manual name metrics that the programs serve; and the manual names all of ours.
 func TestMetricsInDashboardAndDocs(t *testing.T) {
 	root, err := toolbox.Root()
 	if err != nil {
@@ -129,7 +202,13 @@ func TestMetricsInDashboardAndDocs(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	// A job that waits: no check can be run, and its policy lets none start without.
+	_, pool, ns := newGate(t, "metered", waitRegardless)
+	createJob(t, heldJob(t, "Job", ns, pool))
+
 	wanted := []string{
+		`evenkeel_gated_jobs{controller="jobgate-suspend"} `, `evenkeel_gated_job_oldest_timestamp_seconds{controller="jobgate-suspend"} `,
+		`evenkeel_policy_nodes{health="Unknown",policy="metered"} 2`,
 		`evenkeel_node_unhealthy{node="metered",reason="TooSlow"} 1`, `evenkeel_node_bus_bandwidth_bytes_per_second{node="metered"} 1e+08`, `evenkeel_node_usual_bus_bandwidth_bytes_per_second{node="metered"} 1e+09`,
 		`evenkeel_fabric_verdict{pool="h100",verdict="Fail"} 1`, `evenkeel_fabric_verdict{pool="*",verdict="Fail"} 1`, `evenkeel_fabric_verdict{pool="h100",verdict="Pass"} 0`,
 		`evenkeel_nodes{health="Unhealthy"} 1`, `evenkeel_checks_total{verdict="Inconclusive"} `,
@@ -158,12 +237,48 @@ func TestMetricsInDashboardAndDocs(t *testing.T) {
 			}
 		}
 	}
+	webhook, err := install.webhook.scrape()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, lines := range webhook {
+		served[name] = append(served[name], lines...)
+	}
+	for alert, expression := range alertExpressions(t, root) {
+		names := asked(expression)
+		if len(names) == 0 {
+			t.Errorf("alert %s asks for nothing: %s", alert, expression)
+		}
+		for _, name := range names {
+			if served[name] == nil {
+				t.Errorf("alert %s asks for %s, which nobody serves: %s", alert, name, expression)
+			}
+		}
+		if vain := unmatched(expression, served); len(vain) > 0 {
+			t.Errorf("alert %s asks for series that nobody serves: %q", alert, vain)
+		}
+	}
 	for name := range served {
 		base := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(name, "_bucket"), "_sum"), "_count")
 		if strings.HasPrefix(name, "evenkeel_") && !strings.Contains(string(manual), "`"+base+"`") {
 			t.Errorf("docs/operate.md does not name %s", base)
 		}
 	}
+}
+
+// The metric follows the certificate that is served, whoever made it.
+func TestMetricsOfWebhookCertificate(t *testing.T) {
+	expires := func() string {
+		certificate, err := x509.ParseCertificate(served(t, install.port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprintf("evenkeel_webhook_certificate_expiry_timestamp_seconds %v", float64(certificate.NotAfter.Unix()))
+	}
+	eventually(t, "the webhook says when its certificate expires", func(context.Context) (bool, error) {
+		series, err := install.webhook.scrape()
+		return slices.Contains(series["evenkeel_webhook_certificate_expiry_timestamp_seconds"], expires()), err
+	})
 }
 
 func TestMetricsOfWebhook(t *testing.T) {

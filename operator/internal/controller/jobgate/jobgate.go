@@ -32,6 +32,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
 	"evenkeel.dev/evenkeel/operator/internal/kube/debounce"
 	"evenkeel.dev/evenkeel/operator/internal/kube/optionalwatch"
+	"evenkeel.dev/evenkeel/operator/internal/metrics"
 	"evenkeel.dev/evenkeel/operator/internal/nodeuse"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
 )
@@ -72,6 +73,8 @@ type Evaluator struct {
 	WaitingCache  cache.Cache
 	OptionalKinds *optionalwatch.Watch
 
+	// name is the controller's.
+	name string
 	// changes and requested are kept from one evaluation to the next: the decisions that were reported, and the keys of the
 	// waiters that requested checks.
 	changes   gate.ChangeTracker
@@ -92,7 +95,7 @@ var EnqueueAll = handler.EnqueueRequestsFromMapFunc(func(context.Context, client
 // Those objects are of the waiting kinds and match the selector; nil selects all. A kind is watched as soon as the cluster
 // serves it.
 func (e *Evaluator) NewController(mgr manager.Manager, name string, waiting []schema.GroupVersionKind, selector labels.Selector, evaluate func(context.Context) (reconcile.Result, error)) (controller.Controller, error) {
-	e.Client = mgr.GetClient()
+	e.Client, e.name = mgr.GetClient(), name
 	transform := e.Transform
 	if transform == nil {
 		transform = cache.TransformStripManagedFields()
@@ -146,6 +149,7 @@ type Waiter struct {
 func (e *Evaluator) Evaluate(ctx context.Context, waiting []Waiter) (reconcile.Result, error) {
 	requests, subjects := map[string]bool{}, map[types.UID]bool{}
 	var next time.Time
+	var closed []Waiter
 	var all []error
 	if len(waiting) > 0 {
 		snapshot, err := NewSnapshot(ctx, e.Client, e.Namespace, e.Use, e.Clock.Now())
@@ -166,6 +170,7 @@ func (e *Evaluator) Evaluate(ctx context.Context, waiting []Waiter) (reconcile.R
 			requests[w.Key], subjects[w.Subject] = true, true
 			if e.Clock.Now().Before(w.NotBefore) {
 				lookAgain(w.NotBefore)
+				closed = append(closed, w)
 				continue
 			}
 			d := snapshot.Decide(w.Job)
@@ -175,8 +180,11 @@ func (e *Evaluator) Evaluate(ctx context.Context, waiting []Waiter) (reconcile.R
 			}
 			decided = append(decided, decision{w, d, e.changes.Changed(w.Subject, d)})
 		}
-		all = e.apply(ctx, decided)
+		var still []Waiter
+		still, all = e.apply(ctx, decided)
+		closed = append(closed, still...)
 	}
+	e.record(closed)
 	for key := range e.requested {
 		if !requests[key] {
 			e.Requests.Set(key, nil)
@@ -197,8 +205,9 @@ type decision struct {
 	changed bool
 }
 
-// apply applies the decisions, as many at a time as there are requesters, and remembers those that were reported.
-func (e *Evaluator) apply(ctx context.Context, decisions []decision) []error {
+// apply applies the decisions, as many at a time as there are requesters, and remembers those that were reported. It returns those
+// whose gate is still closed: they wait, or it could not be opened.
+func (e *Evaluator) apply(ctx context.Context, decisions []decision) (closed []Waiter, all []error) {
 	problems := make([]error, len(decisions))
 	var requesters errgroup.Group
 	requesters.SetLimit(max(1, e.Requesters))
@@ -209,8 +218,10 @@ func (e *Evaluator) apply(ctx context.Context, decisions []decision) []error {
 		})
 	}
 	_ = requesters.Wait() // each has its problem
-	var all []error
 	for i, d := range decisions {
+		if problems[i] != nil || d.what.Waits() {
+			closed = append(closed, d.waiter)
+		}
 		switch err := problems[i]; {
 		case errors.Is(err, ErrStale):
 		case err != nil:
@@ -219,7 +230,18 @@ func (e *Evaluator) apply(ctx context.Context, decisions []decision) []error {
 			e.changes.Record(d.waiter.Subject, d.what)
 		}
 	}
-	return all
+	return closed, all
+}
+
+// record exports how many wait, and since when.
+func (e *Evaluator) record(closed []Waiter) {
+	var oldest time.Time
+	for _, w := range closed {
+		if oldest.IsZero() || w.Job.Since.Before(oldest) {
+			oldest = w.Job.Since
+		}
+	}
+	metrics.Gated(e.name, len(closed), oldest)
 }
 
 // NewSnapshot reads the state that decisions are made from. Checks run in the namespace.

@@ -16,6 +16,7 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/controller/networkcheckpolicy"
@@ -71,6 +72,72 @@ func TestGateEvaluate(t *testing.T) {
 		}
 		if diff := cmp.Diff(round.acts, acts); diff != "" {
 			t.Errorf("round %d: %s", name, diff)
+		}
+	}
+}
+
+// gatedMetrics are the number of gated jobs and the time of the oldest one, as the controller's metrics say; zero: they do not.
+func gatedMetrics(t *testing.T, controller string) (count, oldest float64) {
+	t.Helper()
+	families, err := metrics.Registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		for _, metric := range family.GetMetric() {
+			if labels := metric.GetLabel(); len(labels) != 1 || labels[0].GetValue() != controller {
+				continue
+			}
+			switch family.GetName() {
+			case "evenkeel_gated_jobs":
+				count = metric.GetGauge().GetValue()
+			case "evenkeel_gated_job_oldest_timestamp_seconds":
+				oldest = metric.GetGauge().GetValue()
+			}
+		}
+	}
+	return count, oldest
+}
+
+// A gate that could not be opened is closed, and a job that is not decided about yet waits too.
+func TestGateMetrics(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), evenkeel.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	e := &Evaluator{
+		Namespace: "system", Requests: networkcheckpolicy.NewCheckRequests(), Use: nodeuse.New("system", clocktesting.NewFakePassiveClock(noon)),
+		Clock: clocktesting.NewFakePassiveClock(noon), Client: fake.NewClientBuilder().WithScheme(scheme).Build(), name: "jobgate-of-a-test",
+	}
+	// There is no policy: each gate opens at once.
+	waiter := func(minutes int, err error) Waiter {
+		name := fmt.Sprint(minutes)
+		return Waiter{
+			Key: name, Subject: types.UID(name), Job: gate.Job{Profile: "default", Since: noon.Add(time.Duration(-minutes) * time.Minute), Pods: []*corev1.PodSpec{{}}},
+			Apply: func(context.Context, gate.Decision, bool) error { return err },
+		}
+	}
+	early := waiter(5, nil)
+	early.NotBefore = noon.Add(time.Second)
+	for name, test := range map[string]struct {
+		waiting []Waiter
+		count   float64
+		minutes int // that the oldest has waited
+	}{
+		"one opens":          {[]Waiter{waiter(30, nil)}, 0, 0},
+		"one cannot":         {[]Waiter{waiter(30, nil), waiter(20, errors.New("no")), waiter(10, ErrStale)}, 2, 20},
+		"one is not decided": {[]Waiter{early, waiter(30, nil)}, 1, 5},
+		"none waits":         {nil, 0, 0},
+	} {
+		if _, err := e.Evaluate(t.Context(), test.waiting); (err != nil) != (name == "one cannot") {
+			t.Errorf("%s: %v", name, err)
+		}
+		want := 0.0
+		if test.minutes > 0 {
+			want = float64(noon.Add(time.Duration(-test.minutes) * time.Minute).Unix())
+		}
+		if count, oldest := gatedMetrics(t, e.name); count != test.count || oldest != want {
+			t.Errorf("%s: %v jobs wait, the first since %v, want %v since %v", name, count, oldest, test.count, want)
 		}
 	}
 }
