@@ -45,7 +45,15 @@ func waitReasons(ctx context.Context, cluster client.Client, job *unstructured.U
 		}
 		for _, c := range pod.Status.Conditions {
 			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
-				waits = append(waits, fmt.Sprintf("pod %s fits on no node: %s", pod.Name, c.Message))
+				text := fmt.Sprintf("pod %s fits on no node: %s", pod.Name, strings.TrimSuffix(c.Message, "."))
+				if len(waits) < maxWaits { // each is a request
+					coming, err := nodeOnItsWay(ctx, cluster, pod, now)
+					if err != nil {
+						return nil, err
+					}
+					text = strings.TrimSuffix(text+"; "+coming, "; ")
+				}
+				waits = append(waits, text)
 			}
 		}
 	}
@@ -188,6 +196,11 @@ func kueueReasons(ctx context.Context, cluster client.Client, job *unstructured.
 	}
 	var waits []string
 	for i := range list.Items {
+		requested, err := requestedNodes(ctx, cluster, &list.Items[i])
+		if err != nil {
+			return nil, err
+		}
+		waits = append(waits, requested...)
 		conditions, _, _ := unstructured.NestedSlice(list.Items[i].Object, "status", "conditions") // a new one has none
 		for _, item := range conditions {
 			if c, _ := item.(map[string]any); c["type"] == "QuotaReserved" && c["status"] != "True" {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -165,7 +166,7 @@ func TestKubectlPluginWhyJobWaits(t *testing.T) {
 	gated := newJob(t, "PyTorchJob", "waits", nil)
 	plugin(t, config, cli.ExitPass, "why pytorchjob/pytorchjob-waits", "It waits\n  Evenkeel suspended it: waits until the network of waits-0, waits-1 is checked; it starts in any case at", "It has no pods")
 	elsewhere := newJob(t, "Job", "nowhere", nil)
-	plugin(t, config, cli.ExitPass, "why "+elsewhere.GetName(), "Evenkeel suspended it: it is about to start: none of the nodes")
+	plugin(t, config, cli.ExitPass, "why "+elsewhere.GetName(), "Evenkeel suspended it: it is about to start: no node that it may run on is there")
 
 	// A pod that the job's controller made by way of another object, and one that is none of the job's.
 	child := newJob(t, "Job", "waits", func(j *unstructured.Unstructured) {
@@ -206,6 +207,78 @@ func TestKubectlPluginWhyJobWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	plugin(t, config, cli.ExitPass, "why job-queued", "Kueue's admission check network is Pending", "Kueue's admission check another is Pending")
+}
+
+// Jobs that wait for nodes which an autoscaler has yet to bring.
+func TestKubectlPluginWhyJobWaitsForNodes(t *testing.T) {
+	config := kubeconfig(t)
+	queued := newJob(t, "Job", "provisioned", func(j *unstructured.Unstructured) {
+		j.SetLabels(map[string]string{"kueue.x-k8s.io/queue-name": "team"})
+	})
+	w := reservedWorkload(t, "provisioned", "network", "provisioned-0")
+	w.SetLabels(map[string]string{"kueue.x-k8s.io/job-uid": string(queued.GetUID())})
+	if err := admin.Update(t.Context(), w); err != nil {
+		t.Fatal(err)
+	}
+	request := func(name, owner, conditions string) *unstructured.Unstructured {
+		return kueueObject(t, fmt.Sprintf(`{apiVersion: autoscaling.x-k8s.io/v1, kind: ProvisioningRequest, metadata: {name: %s, namespace: %s,
+  ownerReferences: [{apiVersion: kueue.x-k8s.io/v1beta2, kind: Workload, name: w, uid: %q, controller: true}]},
+  spec: {provisioningClassName: check-capacity.autoscaling.x-k8s.io, podSets: [{count: 1, podTemplateRef: {name: t}}]},
+  status: {conditions: [%s]}}`, name, users, owner, conditions))
+	}
+	const at = `lastTransitionTime: "2026-11-21T12:00:00Z", reason: R`
+	request("of-another", "1234", "")
+	request("failed-1", string(w.GetUID()), `{type: Failed, status: "True", message: out of stock, `+at+`}`)
+	request("pending-2", string(w.GetUID()), `{type: Accepted, status: "True", message: it was read, `+at+`}, {type: Provisioned, status: "False", message: capacity is short, `+at+`}`)
+	out := plugin(t, config, cli.ExitPass, "why "+queued.GetName(),
+		"It waits\n  it waits for nodes, and not for a check of them: ProvisioningRequest pending-2 (check-capacity.autoscaling.x-k8s.io) asks an autoscaler for them: capacity is short\n",
+		"Kueue's admission check network is Pending")
+	if strings.Contains(out, "of-another") || strings.Contains(out, "failed-1") {
+		t.Errorf("a request that is not waited for is named:\n%s", out)
+	}
+
+	owner := newJob(t, "Job", "unschedulable", nil)
+	pod := func(name string, events ...corev1.Event) {
+		t.Helper()
+		p := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: users, Name: name, Labels: map[string]string{evenkeel.ProfileKey: "default"},
+				OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(owner, owner.GroupVersionKind())},
+			},
+			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "registry.example.com/train:1"}}},
+		}
+		if err := admin.Create(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := admin.Delete(context.Background(), p, client.GracePeriodSeconds(0)); err != nil {
+				t.Error(err)
+			}
+		})
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."}}
+		if err := admin.Status().Update(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		for i, e := range events {
+			e.Namespace, e.Name = users, fmt.Sprintf("%s-%d", name, i)
+			e.InvolvedObject = corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: users, Name: name, UID: p.UID}
+			if err := admin.Create(t.Context(), &e); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	event := func(minutes int, component, reason, message string) corev1.Event {
+		return corev1.Event{Source: corev1.EventSource{Component: component}, Reason: reason, Message: message, LastTimestamp: metav1.NewTime(time.Now().Add(-time.Duration(minutes) * time.Minute))}
+	}
+	pod("scaled", event(9, "cluster-autoscaler", "NotTriggerScaleUp", "pod did not trigger scale-up"), event(5, "cluster-autoscaler", "TriggeredScaleUp", "pod triggered scale-up: [{gpus 3->4 (max: 8)}]"), event(1, "default-scheduler", "FailedScheduling", "0/3"))
+	pod("nominated", event(5, "karpenter", "Nominated", "Pod should schedule on: nodeclaim/gpu-4x7"))
+	pod("full", event(9, "cluster-autoscaler", "TriggeredScaleUp", "pod triggered scale-up: [{gpus 7->8 (max: 8)}]"), event(5, "cluster-autoscaler", "NotTriggerScaleUp", "pod did not trigger scale-up: 1 max node group size reached"))
+	pod("alone")
+	plugin(t, config, cli.ExitPass, "why "+owner.GetName(),
+		"pod scaled fits on no node: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu; a node is on its way, said cluster-autoscaler 5m", "pod triggered scale-up: [{gpus 3->4",
+		"3 Insufficient nvidia.com/gpu; a node is on its way, said karpenter 5m", "ago: Pod should schedule on: nodeclaim/gpu-4x7",
+		"3 Insufficient nvidia.com/gpu; no node comes for it, said cluster-autoscaler 5m", "max node group size reached",
+		"pod alone fits on no node: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu\n")
 }
 
 // Objects of any kind whose pods wait. No controller runs here: their pods and what is between are made as controllers make them.

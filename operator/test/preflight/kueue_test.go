@@ -142,6 +142,68 @@ func TestKueueAdmitsProvenNodes(t *testing.T) {
 	isAnswered(t, reservedWorkload(t, "kueue-late", "kueue", "kueue-1"), "kueue", "Ready", "none of the nodes")
 }
 
+// answerReady has another controller answer for its check of the workload.
+func answerReady(t *testing.T, workload *unstructured.Unstructured, check string, at time.Time) {
+	t.Helper()
+	if err := admin.Get(t.Context(), client.ObjectKeyFromObject(workload), workload); err != nil {
+		t.Fatal(err)
+	}
+	list, _, err := unstructured.NestedSlice(workload.Object, "status", "admissionChecks")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, item := range list {
+		if c := item.(map[string]any); c["name"] == check {
+			c["state"], c["lastTransitionTime"] = "Ready", at.UTC().Format(time.RFC3339)
+		}
+	}
+	if err := unstructured.SetNestedSlice(workload.Object, list, "status", "admissionChecks"); err != nil {
+		t.Fatal(err)
+	}
+	if err := admin.Status().Update(t.Context(), workload); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Nodes that an autoscaler has yet to bring cannot be checked. The workload says so, and is decided about when they are there; its
+// timeout begins then. Kueue chooses among them when all checks are ready: to wait for that would be to wait for ever.
+func TestKueueWaitsForProvisionedNodes(t *testing.T) {
+	calendar := &clock{}
+	start(t, newFleet(t, stuck), &clock{}, calendar)
+	newNodes(t, "provisioned", 2)
+	p := newPolicy(t, "provisioned", func(s *evenkeel.NetworkCheckPolicySpec) { s.Triggers.NewNodes = evenkeel.SwitchDisabled })
+	kueueObject(t, `{apiVersion: kueue.x-k8s.io/v1beta2, kind: AdmissionCheck, metadata: {name: another}, spec: {controllerName: kueue.x-k8s.io/provisioning-request}}`)
+	isActive(t, admissionCheck(t, "provisioned", "provisioned"), "True", "Active")
+	w := kueueObject(t, fmt.Sprintf(`{apiVersion: kueue.x-k8s.io/v1beta2, kind: Workload, metadata: {name: provisioned, namespace: %[1]s}, spec: {
+  podSets: [{name: main, count: 2, template: {spec: {restartPolicy: Never, containers: [{name: c, image: "registry.example.com/train:1", resources: {}}]}}}]}, status: {
+  conditions: [{type: QuotaReserved, status: "True", reason: QuotaReserved, message: m, lastTransitionTime: %[2]q}],
+  admissionChecks: [{name: provisioned, state: Pending, message: "", lastTransitionTime: %[2]q}, {name: another, state: Pending, message: "", lastTransitionTime: %[2]q}],
+  admission: {clusterQueue: q, podSetAssignments: [{name: main, count: 2, delayedTopologyRequest: Pending}]}}}`, users, time.Now().UTC().Format(time.RFC3339)))
+	isAnswered(t, w, "provisioned", "Pending", "waits for nodes, which Kueue asks an autoscaler for by the AdmissionCheck another")
+	if n := len(policyChecks(t, p)); n != 0 {
+		t.Errorf("%d checks of nodes that are not there", n)
+	}
+	// It took longer than the policy's timeout.
+	calendar.advance(time.Hour)
+	answerReady(t, w, "another", calendar.Now())
+	eventually(t, "its nodes are checked", func(ctx context.Context) (bool, error) {
+		err := admin.Get(ctx, client.ObjectKeyFromObject(w), w)
+		list, _, _ := unstructured.NestedSlice(w.Object, "status", "admissionChecks")
+		for _, item := range list {
+			c, _ := item.(map[string]any)
+			message, _ := c["message"].(string)
+			switch {
+			case c["name"] != "provisioned":
+			case c["state"] == "Ready":
+				return false, fmt.Errorf("it is admitted with nodes that nobody has checked: %s", message)
+			case strings.Contains(message, "until the network of provisioned-0, provisioned-1 is checked"):
+				return true, err
+			}
+		}
+		return false, err
+	})
+}
+
 func TestKueueRetriesFailedNodes(t *testing.T) {
 	start(t, newFleet(t, links(map[string]float64{"retry-1": 0.1})), &clock{}, &clock{})
 	newNodes(t, "retry", 4)

@@ -97,6 +97,11 @@ func run(m *testing.M) (code int, err error) {
 	}
 	definitions = append(definitions, filepath.Join(mpiOperator, "manifests", "base", "kubeflow.org_mpijobs.yaml"),
 		filepath.Join(trainingOperator, "manifests", "base", "crds", "kubeflow.org_pytorchjobs.yaml"))
+	autoscaler, err := apiserver.Source(root, "kueue", "k8s.io/autoscaler/cluster-autoscaler/apis")
+	if err != nil {
+		return 1, err
+	}
+	definitions = append(definitions, filepath.Join(autoscaler, "config", "crd", "autoscaling.x-k8s.io_provisioningrequests.yaml"))
 	var stop func() error
 	if config, stop, err = apiserver.Start(work, definitions...); err != nil {
 		return 1, err

@@ -288,6 +288,8 @@ func (w *Snapshot) decide(job Job, g gang, r *reach) Decision {
 			verb = " are gone"
 		}
 		return reassign(job, r, joinNames(r.gone)+verb)
+	case r.nowhere:
+		return Decision{Action: Open, Reason: ReasonNothingToCheck, Message: "no node that it may run on is there: it waits for a node, and not for its gate"}
 	case r.policy == nil:
 		return Decision{Action: Open, Reason: ReasonNothingToCheck, Message: "none of the nodes that it may run on now is under a NetworkCheckPolicy that gates it"}
 	case len(r.assignedUnhealthy) > 0:

@@ -191,6 +191,11 @@ func TestGateDecide(t *testing.T) {
 			job:    func(j *Job) { j.Pods[0].NodeSelector = map[string]string{"pool": "mine"} },
 			action: Open, says: "all 1 nodes",
 		},
+		"an autoscaler has yet to bring its nodes": {
+			scene:  func(s *scene) { s.node("a", "new") },
+			job:    func(j *Job) { j.Pods = []*corev1.PodSpec{{NodeSelector: map[string]string{"pool": "empty"}}} },
+			action: Open, says: "no node that it may run on is there: it waits for a node, and not for its gate",
+		},
 		"assigned nodes alone count": {
 			scene:  func(s *scene) { s.node("a", "healthy"); s.node("b", "new"); s.node("c", "unhealthy") },
 			job:    func(j *Job) { j.Hosts, j.Pods = []string{"a"}, nil },

@@ -18,7 +18,9 @@ const maxReaches = 64
 // such jobs: a pass over thousands of them looks at each node once.
 type reach struct {
 	// policy is the first of the policies of these nodes: the one with the highest priority, and then by name.
-	policy             *evenkeel.NetworkCheckPolicy
+	policy *evenkeel.NetworkCheckPolicy
+	// nowhere is set if no node is there that such a job may run on, of whatever policy.
+	nowhere            bool
 	healthy, unhealthy []string
 	// unlabeled are unhealthy nodes without the label by which pods avoid them.
 	unlabeled []string
@@ -176,6 +178,7 @@ func (w *Snapshot) newReach(job Job, g gang) *reach {
 		}
 	}
 	w.addGone(r, job)
+	r.nowhere = r.policy == nil && len(job.Hosts) == 0 && !slices.ContainsFunc(w.nodes, fits)
 	slices.SortStableFunc(r.unproven, func(a, b string) int { return cmp.Compare(w.order[a], w.order[b]) })
 	return r
 }

@@ -88,8 +88,11 @@ func (c *Reconciler) reconcileAll(ctx context.Context) (reconcile.Result, error)
 		return reconcile.Result{}, err
 	}
 	var all []error
-	ours := map[string]string{} // policies, by AdmissionCheck
+	ours, provisioning := map[string]string{}, map[string]bool{} // policies, by AdmissionCheck
 	for i := range checks {
+		if isProvisioning(&checks[i]) {
+			provisioning[checks[i].GetName()] = true
+		}
 		if name, policy, is := parseParameters(&checks[i]); is {
 			ours[name] = policy
 			all = append(all, c.updateAdmissionCheck(ctx, &checks[i], policies.Items))
@@ -103,7 +106,7 @@ func (c *Reconciler) reconcileAll(ctx context.Context) (reconcile.Result, error)
 			return reconcile.Result{}, errors.Join(all...) // nothing waits for us, or they are watched soon
 		}
 	}
-	waiting, err := c.listWaiting(ctx, ours)
+	waiting, err := c.listWaiting(ctx, ours, provisioning)
 	all = append(all, err)
 	c.next = time.Time{}
 	result, err := c.Evaluate(ctx, waiting)
@@ -158,8 +161,9 @@ func setActive(ctx context.Context, c client.Client, check *unstructured.Unstruc
 	return err
 }
 
-// listWaiting returns the pending checks that can be decided. The others wait for Kueue to choose nodes, which is an event.
-func (c *Reconciler) listWaiting(ctx context.Context, ours map[string]string) ([]jobgate.Waiter, error) {
+// listWaiting returns the pending checks that can be decided. The others wait for nodes that an autoscaler has yet to bring, which is an
+// event. They say so.
+func (c *Reconciler) listWaiting(ctx context.Context, ours map[string]string, provisioning map[string]bool) ([]jobgate.Waiter, error) {
 	workloads, err := c.list(ctx, kindWorkload)
 	if err != nil {
 		return nil, err
@@ -176,12 +180,17 @@ func (c *Reconciler) listWaiting(ctx context.Context, ours map[string]string) ([
 		found, err := pendingChecks(&workloads[i], ours)
 		all = append(all, err)
 		for _, w := range found {
-			job, ready, err := w.job(flavors)
-			job.Reassigned = c.retried(w)
-			all = append(all, err)
-			if err != nil || !ready {
+			job, err := w.job(flavors)
+			if err != nil {
+				all = append(all, err)
 				continue
 			}
+			waitsFor, provisioned := w.provisioned(provisioning)
+			if waitsFor != "" {
+				all = append(all, c.say(ctx, w, fmt.Sprintf("waits for nodes, which Kueue asks an autoscaler for by the AdmissionCheck %s; they are checked when they are there", waitsFor)))
+				continue
+			}
+			job.Since, job.Reassigned = later(job.Since, provisioned), c.retried(w)
 			key := fmt.Sprintf("%s %s/%s", w.check, w.object.GetNamespace(), w.object.GetName())
 			waiting = append(waiting, jobgate.Waiter{Key: key, Subject: w.uid(), Job: job, Apply: func(ctx context.Context, d gate.Decision, changed bool) error {
 				return c.updateState(ctx, w, d, changed)
@@ -234,6 +243,15 @@ func (c *Reconciler) updateState(ctx context.Context, w pendingCheck, d gate.Dec
 		c.retries[w.uid()]++
 	}
 	return nil
+}
+
+// say writes the message of a check that stays pending, unless it is there.
+func (c *Reconciler) say(ctx context.Context, w pendingCheck, message string) error {
+	if w.message == message {
+		return nil
+	}
+	_, err := writeState(ctx, c.Client, w, statePending, message, nil, c.Clock.Now())
+	return err
 }
 
 // retried returns how often the workload has returned its quota for the check. Versions of Kueue that do not count are counted

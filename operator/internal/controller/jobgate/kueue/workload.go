@@ -27,6 +27,9 @@ const (
 	statePending = "Pending"
 	stateReady   = "Ready"
 	stateRetry   = "Retry"
+
+	// provisioningController decides the AdmissionChecks by which Kueue asks an autoscaler for nodes.
+	provisioningController = group + "/provisioning-request"
 )
 
 // requiredKinds have to be served before anything can be decided.
@@ -65,19 +68,20 @@ type (
 	workloadStatus struct {
 		Conditions      []metav1.Condition `json:"conditions"`
 		AdmissionChecks []struct {
-			Name       string `json:"name"`
-			State      string `json:"state"`
-			RetryCount *int   `json:"retryCount"`
+			Name               string      `json:"name"`
+			State              string      `json:"state"`
+			Message            string      `json:"message"`
+			LastTransitionTime metav1.Time `json:"lastTransitionTime"`
+			RetryCount         *int        `json:"retryCount"`
 		} `json:"admissionChecks"`
 		Admission *struct {
 			PodSetAssignments []assignment `json:"podSetAssignments"`
 		} `json:"admission"`
 	}
 	assignment struct {
-		Name                   string            `json:"name"`
-		Flavors                map[string]string `json:"flavors"`
-		DelayedTopologyRequest string            `json:"delayedTopologyRequest"`
-		TopologyAssignment     *topology         `json:"topologyAssignment"`
+		Name               string            `json:"name"`
+		Flavors            map[string]string `json:"flavors"`
+		TopologyAssignment *topology         `json:"topologyAssignment"`
 	}
 	// A topology says where the pods of a set are placed: for each domain, the values of the levels' node labels. Version
 	// v1beta1 lists domains; v1beta2 has slices of domains, level by level.
@@ -107,6 +111,12 @@ func decodeField(object *unstructured.Unstructured, name string, into any) error
 		return fmt.Errorf("%s of %s %s: %w", name, object.GetKind(), object.GetName(), err)
 	}
 	return nil
+}
+
+// isProvisioning reports whether Kueue asks an autoscaler for nodes by the AdmissionCheck.
+func isProvisioning(check *unstructured.Unstructured) bool {
+	var spec checkSpec
+	return decodeField(check, "spec", &spec) == nil && spec.ControllerName == provisioningController
 }
 
 // parseParameters returns the name and the policy of an AdmissionCheck, and whether it is one of ours.
@@ -145,6 +155,7 @@ type pendingCheck struct {
 	check, policy string
 	spec          workloadSpec
 	status        workloadStatus
+	message       string
 	since         time.Time
 	// retryCount is Kueue's count of the attempts; nil: it has none.
 	retryCount *int
@@ -170,7 +181,7 @@ func pendingChecks(object *unstructured.Unstructured, ours map[string]string) ([
 	var list []pendingCheck
 	for _, c := range status.AdmissionChecks {
 		if policy, is := ours[c.Name]; is && c.State == statePending {
-			list = append(list, pendingCheck{object: object, check: c.Name, policy: policy, status: status, since: reserved.LastTransitionTime.Time, retryCount: c.RetryCount})
+			list = append(list, pendingCheck{object: object, check: c.Name, policy: policy, status: status, message: c.Message, since: reserved.LastTransitionTime.Time, retryCount: c.RetryCount})
 		}
 	}
 	if len(list) == 0 {
@@ -189,8 +200,31 @@ func pendingChecks(object *unstructured.Unstructured, ours map[string]string) ([
 	return list, nil
 }
 
-// job converts the workload for package gate. It is not ready while Kueue has yet to choose its nodes.
-func (w pendingCheck) job(flavors []unstructured.Unstructured) (job gate.Job, ready bool, err error) {
+// provisioned says what is known of the provisioning checks of the workload: the name of one that an autoscaler has yet to bring nodes
+// for, or when the last of them was ready. Before that, the nodes that the workload would be decided by are not there.
+func (w pendingCheck) provisioned(provisioning map[string]bool) (waitsFor string, at time.Time) {
+	for _, c := range w.status.AdmissionChecks {
+		switch {
+		case !provisioning[c.Name]:
+		case c.State == stateReady:
+			at = later(at, c.LastTransitionTime.Time)
+		default:
+			waitsFor = c.Name
+		}
+	}
+	return waitsFor, at
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// job converts the workload for package gate. Where a topology is delayed, Kueue chooses nodes once all checks are ready: until then the
+// workload may get any node of its flavors.
+func (w pendingCheck) job(flavors []unstructured.Unstructured) (job gate.Job, err error) {
 	// No policy has the name "/": without a policy of its own, the workload does not wait.
 	job = gate.Job{Policy: cmp.Or(w.policy, "/"), Since: w.since}
 	for i := range w.spec.PodSets {
@@ -201,12 +235,9 @@ func (w pendingCheck) job(flavors []unstructured.Unstructured) (job gate.Job, re
 				a = one
 			}
 		}
-		if a.DelayedTopologyRequest == "Pending" {
-			return job, false, nil
-		}
 		spec, err := applyFlavors(&set.Template.Spec, a.Flavors, flavors)
 		if err != nil {
-			return job, false, err
+			return job, err
 		}
 		if a.TopologyAssignment == nil {
 			job.Pods = append(job.Pods, repeat(spec, set.Count)...)
@@ -214,7 +245,7 @@ func (w pendingCheck) job(flavors []unstructured.Unstructured) (job gate.Job, re
 		}
 		domains, err := a.TopologyAssignment.domains()
 		if err != nil {
-			return job, false, fmt.Errorf("workload %s/%s: %w", w.object.GetNamespace(), w.object.GetName(), err)
+			return job, fmt.Errorf("workload %s/%s: %w", w.object.GetNamespace(), w.object.GetName(), err)
 		}
 		levels := a.TopologyAssignment.Levels
 		for _, values := range domains {
@@ -230,7 +261,7 @@ func (w pendingCheck) job(flavors []unstructured.Unstructured) (job gate.Job, re
 			job.Pods = append(job.Pods, repeat(there, (set.Count+len(domains)-1)/len(domains))...)
 		}
 	}
-	return job, true, nil
+	return job, nil
 }
 
 // maxPods bounds the number of a set's pods that are counted.

@@ -78,6 +78,40 @@ func TestKueuePendingChecks(t *testing.T) {
 	}
 }
 
+func TestKueueProvisioningChecks(t *testing.T) {
+	for text, want := range map[string]bool{
+		`{spec: {controllerName: kueue.x-k8s.io/provisioning-request, parameters: {apiGroup: kueue.x-k8s.io, kind: ProvisioningRequestConfig, name: c}}}`: true,
+		`{spec: {controllerName: evenkeel.dev/preflight}}`: false,
+		`{spec: 7}`: false,
+	} {
+		if is := isProvisioning(parse(t, text)); is != want {
+			t.Errorf("%s: %t", text, is)
+		}
+	}
+	ready := time.Date(2026, 11, 21, 13, 0, 0, 0, time.UTC)
+	provisioning := map[string]bool{"other": true}
+	for name, test := range map[string]struct {
+		other    string
+		waitsFor string
+		at       time.Time
+	}{
+		"no nodes yet":   {`state: Pending`, "other", time.Time{}},
+		"asks again":     {`state: Retry`, "other", time.Time{}},
+		"nodes are here": {`state: Ready, lastTransitionTime: "2026-11-21T13:00:00Z"`, "", ready},
+	} {
+		list, err := pendingChecks(parse(t, strings.Replace(reserved, "{name: other, state: Pending}", "{name: other, "+test.other+"}", 1)), ours)
+		if err != nil || len(list) != 1 {
+			t.Fatalf("%s: %+v %v", name, list, err)
+		}
+		if waitsFor, at := list[0].provisioned(provisioning); waitsFor != test.waitsFor || !at.Equal(test.at) {
+			t.Errorf("%s: waits for %q, provisioned %s", name, waitsFor, at)
+		}
+		if waitsFor, at := list[0].provisioned(nil); waitsFor != "" || !at.IsZero() {
+			t.Errorf("%s, and the check is not about nodes: waits for %q, provisioned %s", name, waitsFor, at)
+		}
+	}
+}
+
 func TestKueueWorkloadToGateJob(t *testing.T) {
 	flavors := []unstructured.Unstructured{
 		*parse(t, `{metadata: {name: h100}, spec: {nodeLabels: {pool: h100}, tolerations: [{key: gpu, operator: Exists}]}}`),
@@ -87,41 +121,40 @@ func TestKueueWorkloadToGateJob(t *testing.T) {
 		assignment string
 		hosts      []string
 		selectors  []map[string]string
-		ready      bool
 		problem    string
 	}{
-		"flavor": {`{}`, nil, []map[string]string{{"a": "b", "pool": "h100"}}, true, ""},
+		"flavor": {`{}`, nil, []map[string]string{{"a": "b", "pool": "h100"}}, ""},
 		"hosts, v1beta1": {
 			`topologyAssignment: {levels: [rack, kubernetes.io/hostname], domains: [{values: [r1, n1], count: 1}, {values: [r1, n2], count: 1}]}`,
-			[]string{"n1", "n2"}, nil, true, "",
+			[]string{"n1", "n2"}, nil, "",
 		},
 		"hosts, v1beta2": {
 			`topologyAssignment: {levels: [kubernetes.io/hostname], slices: [{domainCount: 2, podCounts: {universal: 1}, valuesPerLevel: [{individual: {prefix: gpu-, suffix: .x, roots: ["1", "2"]}}]}, {domainCount: 1, podCounts: {universal: 1}, valuesPerLevel: [{universal: n9}]}]}`,
-			[]string{"gpu-1.x", "gpu-2.x", "n9"}, nil, true, "",
+			[]string{"gpu-1.x", "gpu-2.x", "n9"}, nil, "",
 		},
 		"racks": {
 			`topologyAssignment: {levels: [block, rack], slices: [{domainCount: 2, podCounts: {universal: 1}, valuesPerLevel: [{universal: b1}, {individual: {roots: [r1, r2]}}]}]}`,
-			nil, []map[string]string{{"a": "b", "pool": "h100", "block": "b1", "rack": "r1"}, {"a": "b", "pool": "h100", "block": "b1", "rack": "r2"}}, true, "",
+			nil, []map[string]string{{"a": "b", "pool": "h100", "block": "b1", "rack": "r1"}, {"a": "b", "pool": "h100", "block": "b1", "rack": "r2"}}, "",
 		},
-		"to be chosen":               {`delayedTopologyRequest: Pending`, nil, nil, false, ""},
-		"fewer values than domains":  {`topologyAssignment: {levels: [rack], slices: [{domainCount: 2, valuesPerLevel: [{individual: {roots: [r1]}}]}]}`, nil, nil, false, "topology assignment"},
-		"more levels than values":    {`topologyAssignment: {levels: [rack, host], domains: [{values: [r1]}]}`, nil, nil, false, "topology assignment"},
-		"a topology that is not one": {`topologyAssignment: {levels: [], domains: [{values: []}]}`, nil, nil, false, "topology assignment"},
+		"to be chosen":               {`delayedTopologyRequest: Pending`, nil, []map[string]string{{"a": "b", "pool": "h100"}}, ""},
+		"fewer values than domains":  {`topologyAssignment: {levels: [rack], slices: [{domainCount: 2, valuesPerLevel: [{individual: {roots: [r1]}}]}]}`, nil, nil, "topology assignment"},
+		"more levels than values":    {`topologyAssignment: {levels: [rack, host], domains: [{values: [r1]}]}`, nil, nil, "topology assignment"},
+		"a topology that is not one": {`topologyAssignment: {levels: [], domains: [{values: []}]}`, nil, nil, "topology assignment"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			list, err := pendingChecks(parse(t, strings.Replace(reserved, "flavors: {cpu: h100}", "flavors: {cpu: h100}, "+strings.TrimPrefix(test.assignment, "{}"), 1)), ours)
 			if err != nil || len(list) != 1 {
 				t.Fatalf("%+v %v", list, err)
 			}
-			job, ready, err := list[0].job(flavors)
+			job, err := list[0].job(flavors)
 			if test.problem != "" {
 				if err == nil || !strings.Contains(err.Error(), test.problem) {
 					t.Errorf("%v", err)
 				}
 				return
 			}
-			if err != nil || ready != test.ready {
-				t.Fatalf("ready %t, %v", ready, err)
+			if err != nil {
+				t.Fatal(err)
 			}
 			var selectors []map[string]string
 			for _, spec := range job.Pods {
