@@ -51,6 +51,9 @@ var Libraries = []string{"libnccl-net-evenkeel.so", "libnccl-net.so", RCCLLibrar
 // RCCLLibrary is the name by which RCCL finds the plugin for NCCL_NET_PLUGIN=evenkeel.
 const RCCLLibrary = "librccl-net-evenkeel.so"
 
+// MPILibrary is the library with the functions of MPI that nccl-tests use. Programs are linked with it as libmpi.so.
+const MPILibrary = "libevenkeel-mpi.so"
+
 // A Builder builds from the checkout that the working directory is in.
 type Builder struct {
 	// Registry uses the base images of the Dockerfiles, from their registries, instead of one that is built here.
@@ -69,14 +72,15 @@ func (b Builder) Dist(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Join(dist, "plugin"), 0o755); err != nil {
 		return fmt.Errorf("create dist: %w", err)
 	}
-	b.report("building the plugin, evenkeel-bench and the reduction server (cargo, release)")
-	built, err := release(ctx, root, b.progress(), "evenkeel-nccl-plugin", "evenkeel-bench", "evenkeel-reduction-server")
+	b.report("building the plugin, evenkeel-bench, the library for nccl-tests and the reduction server (cargo, release)")
+	built, err := release(ctx, root, b.progress(), "evenkeel-nccl-plugin", "evenkeel-bench", "evenkeel-mpi", "evenkeel-reduction-server")
 	if err != nil {
 		return err
 	}
 	copies := [][2]string{
 		{filepath.Join(built, "evenkeel-bench"), filepath.Join(dist, "evenkeel-bench")},
 		{filepath.Join(built, "evenkeel-reduction-server"), filepath.Join(dist, "evenkeel-reduction-server")},
+		{filepath.Join(built, "libevenkeel_mpi.so"), filepath.Join(dist, "mpi", "lib", MPILibrary)},
 	}
 	for _, name := range Libraries {
 		copies = append(copies, [2]string{filepath.Join(built, "libnccl_net_evenkeel.so"), filepath.Join(dist, "plugin", name)})
@@ -89,12 +93,30 @@ func (b Builder) Dist(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := mpiHome(root, filepath.Join(dist, "mpi")); err != nil {
+		return err
+	}
 	if err := writeManifest(ctx, root, filepath.Join(dist, "plugin", Libraries[0]), filepath.Join(dist, "plugin", "manifest.json")); err != nil {
 		return err
 	}
 	b.report("building the operator (go, static)")
 	return b.run(ctx, root, []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", dist+"/",
 		"./operator/cmd/evenkeel-operator", "./operator/cmd/evenkeel-install")
+}
+
+// mpiHome adds what compilers look for to the folder that has the library for nccl-tests: the header, and the name of every MPI.
+func mpiHome(root, home string) error {
+	if err := copyFile(filepath.Join(root, "plugin", "bindings", "mpi", "include", "mpi.h"), filepath.Join(home, "include", "mpi.h")); err != nil {
+		return err
+	}
+	link := filepath.Join(home, "lib", "libmpi.so")
+	if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("link the library for nccl-tests: %w", err)
+	}
+	if err := os.Symlink(MPILibrary, link); err != nil {
+		return fmt.Errorf("link the library for nccl-tests: %w", err)
+	}
+	return nil
 }
 
 // debian builds a minimal image of Debian, where no registry can be reached. It has the release of this machine, so that binaries

@@ -57,3 +57,26 @@ func TestImageKeyChangesWithInputs(t *testing.T) {
 		t.Error("another file gives the same key")
 	}
 }
+
+func TestMPIHomeHasHeaderAndNameForTheLinker(t *testing.T) {
+	root, home := t.TempDir(), t.TempDir()
+	header := filepath.Join(root, "plugin", "bindings", "mpi", "include", "mpi.h")
+	for path, text := range map[string]string{header: "header", filepath.Join(home, "lib", MPILibrary): "library"} {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 { // dist is used again
+		if err := mpiHome(root, home); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string]string{"include/mpi.h": "header", "lib/libmpi.so": "library"} {
+		if got, err := os.ReadFile(filepath.Join(home, name)); err != nil || string(got) != want {
+			t.Errorf("%s: %q %v", name, got, err)
+		}
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -32,6 +33,9 @@ func (c *counts) add(o counts) {
 // redis are the programs of the real Redis server that tests start and end.
 var redis = []toolbox.Program{{Name: "redis-server", Package: "redis-server"}, {Name: "setpriv", Package: "util-linux"}}
 
+// compilers are those of the programs against the header of MPI.
+var compilers = []toolbox.Program{{Name: "cc", Package: "gcc"}, {Name: "c++", Package: "g++"}}
+
 // faults are the programs with which the soak breaks its network.
 var faults = []toolbox.Program{{Name: "ss", Package: "iproute2"}, {Name: "tc", Package: "iproute2"}, {Name: "nft", Package: "nftables"}, {Name: "unshare", Package: "util-linux"}}
 
@@ -39,10 +43,10 @@ var faults = []toolbox.Program{{Name: "ss", Package: "iproute2"}, {Name: "tc", P
 var stages = []stage{
 	{"unit", "pure code, Rust and Go", func(ctx context.Context, root string) (counts, error) {
 		// The Redis store is tested with a real server.
-		if err := toolbox.EnsurePrograms(ctx, os.Stderr, redis); err != nil {
+		if err := toolbox.EnsurePrograms(ctx, os.Stderr, slices.Concat(redis, compilers)); err != nil {
 			return counts{}, err
 		}
-		rust, err := cargoTest(ctx, root, nil, "-p", "evenkeel-protocol", "-p", "evenkeel-verbs", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi", "-p", "evenkeel-reduction-kernels", "-p", "evenkeel-reduction", "-p", "evenkeel-collectives", "-p", "evenkeel-c")
+		rust, err := cargoTest(ctx, root, nil, "-p", "evenkeel-protocol", "-p", "evenkeel-verbs", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi", "-p", "evenkeel-reduction-kernels", "-p", "evenkeel-reduction", "-p", "evenkeel-collectives", "-p", "evenkeel-c", "-p", "evenkeel-mpi")
 		if err != nil {
 			return rust, err
 		}

@@ -1,5 +1,6 @@
 //! Joins the group of all ranks that a launcher started, from what the launcher set in the environment.
 
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ impl Launch {
                 if self.rank == 0 {
                     serve(*port)?;
                 }
-                Arc::new(TcpStore::connect(&format!("{host}:{port}"), timeout)?)
+                Arc::new(TcpStore::connect(&host_and_port(host, *port), timeout)?)
             }
             (None, None) => {
                 return Err(Error::argument(
@@ -49,10 +50,24 @@ impl Launch {
     }
 }
 
+/// An address of IPv6 is in brackets there.
+fn host_and_port(host: &str, port: u16) -> String {
+    match host.contains(':') && !host.starts_with('[') {
+        true => format!("[{host}]:{port}"),
+        false => format!("{host}:{port}"),
+    }
+}
+
 fn serve(port: u16) -> Result<()> {
     let mut served = lock(&SERVED);
     if served.iter().all(|(other, _)| *other != port) {
-        served.push((port, TcpStoreServer::bind(("0.0.0.0", port))?));
+        // The first takes connections over IPv4 too. The second is for hosts without IPv6.
+        let all: [SocketAddr; 2] =
+            [(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()];
+        let server = TcpStoreServer::bind(&all[..]).map_err(|error| {
+            Error::of_store(format!("rank 0 cannot serve at MASTER_PORT, {port}: {error}"))
+        })?;
+        served.push((port, server));
     }
     Ok(())
 }
@@ -67,26 +82,34 @@ mod tests {
 
     #[test]
     fn ranks_join_at_the_launchers_master_repeatedly() {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let launch = |rank| Launch {
-            rank,
-            size: 3,
-            master: Some(("127.0.0.1".to_owned(), port)),
-            store: None,
-        };
-        thread::scope(|scope| {
-            for rank in 0..3 {
-                scope.spawn(move || {
-                    for name in ["first", "second", "first"] {
-                        let transport = TransportKind::from_name("tcp:lo").unwrap();
-                        let group = launch(rank).join(name, &transport, TEST_TIMEOUT).unwrap();
-                        let mut sum = [rank as i64];
-                        group.allreduce_of(&mut sum, Op::Sum, &Call::default()).unwrap();
-                        assert_eq!(sum, [3]);
-                    }
-                });
-            }
-        });
+        for host in ["127.0.0.1", "::1", "localhost"] {
+            let port = TcpListener::bind("[::]:0").unwrap().local_addr().unwrap().port();
+            let launch =
+                |rank| Launch { rank, size: 3, master: Some((host.to_owned(), port)), store: None };
+            thread::scope(|scope| {
+                for rank in 0..3 {
+                    scope.spawn(move || {
+                        for name in ["first", "second", "first"] {
+                            let transport = TransportKind::from_name("tcp:lo").unwrap();
+                            let group = launch(rank).join(name, &transport, TEST_TIMEOUT).unwrap();
+                            let mut sum = [rank as i64];
+                            group.allreduce_of(&mut sum, Op::Sum, &Call::default()).unwrap();
+                            assert_eq!(sum, [3]);
+                        }
+                    });
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn error_of_a_taken_master_port_names_it() {
+        let taken = TcpListener::bind("[::]:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let master = Some(("127.0.0.1".to_owned(), port));
+        let launch = Launch { rank: 0, size: 2, master, store: None };
+        let error = launch.open_store(TEST_TIMEOUT).map(drop).unwrap_err();
+        assert!(error.to_string().contains(&format!("MASTER_PORT, {port}")), "{error}");
     }
 
     #[test]

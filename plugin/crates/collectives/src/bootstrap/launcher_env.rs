@@ -16,12 +16,14 @@ pub struct Launch {
     pub store: Option<String>,
 }
 
-/// The variables for rank and number of ranks: of torchrun and Kubernetes operators, OpenMPI, MPICH and others with PMI, and Slurm.
-const LAUNCHERS: [(&str, &str); 4] = [
+/// The variables for rank and number of ranks: of torchrun and Kubernetes operators, OpenMPI, MPICH and others with PMI, Slurm, and
+/// Kubernetes' Indexed Jobs. The index is the last: a launcher may have started several ranks in a pod.
+const LAUNCHERS: [(&str, &str); 5] = [
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
     ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("JOB_COMPLETION_INDEX", "WORLD_SIZE"),
 ];
 
 impl Launch {
@@ -103,6 +105,17 @@ mod tests {
         assert_eq!(from(&torchrun).unwrap().master, Some(("h".to_owned(), 6)));
         let named = [&operator[..], &[("EVENKEEL_STORE", "file:/shared")]].concat();
         assert_eq!(from(&named).unwrap().store.as_deref(), Some("file:/shared"));
+    }
+
+    /// torchrun and mpirun may run in the pods of an Indexed Job, whose variable every process has.
+    #[test]
+    fn launcher_counts_before_the_index_of_a_job() {
+        let index = [("JOB_COMPLETION_INDEX", "1"), ("WORLD_SIZE", "9")];
+        for (rank, size) in LAUNCHERS.iter().filter(|(rank, _)| *rank != index[0].0) {
+            let launch = from(&[(*rank, "5"), (*size, "9"), index[0]]).unwrap();
+            assert_eq!((launch.rank, launch.size), (5, 9), "{rank}");
+        }
+        assert_eq!(from(&index).unwrap().rank, 1);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The client of a store server.
 
 use std::io::{ErrorKind as IoErrorKind, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -86,9 +86,8 @@ fn connect(server: &str, timeout: Duration) -> Result<TcpStream> {
     let mut backoff = Backoff::until(deadline);
     loop {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let tried = server.to_socket_addrs().and_then(|mut addresses| {
-            let none = || std::io::Error::other("the name has no address");
-            let stream = TcpStream::connect_timeout(&addresses.next().ok_or_else(none)?, left)?;
+        let tried = server.to_socket_addrs().and_then(|addresses| {
+            let stream = connect_to_any(addresses.as_slice(), left)?;
             stream.set_nodelay(true)?;
             stream.set_write_timeout(Some(timeout))?;
             Ok(stream)
@@ -104,6 +103,19 @@ fn connect(server: &str, timeout: Duration) -> Result<TcpStream> {
             Err(_) => {}
         }
     }
+}
+
+/// Connects to the first address that accepts. A host may have addresses of both families, and the server only one.
+fn connect_to_any(addresses: &[SocketAddr], time: Duration) -> std::io::Result<TcpStream> {
+    let each = time / u32::try_from(addresses.len()).unwrap_or(u32::MAX).max(1);
+    let mut failed = std::io::Error::other("the name has no address");
+    for address in addresses {
+        match TcpStream::connect_timeout(address, each) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
 }
 
 fn exchange(stream: &mut TcpStream, request: &[u8]) -> std::io::Result<(u8, Vec<u8>)> {
@@ -191,5 +203,26 @@ impl Store for TcpStore {
     fn delete(&self, name: &str) -> Result<()> {
         check(name, &[])?;
         self.request(DELETE, name, &[]).map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn tcp_store_is_found_at_any_address_of_its_host() {
+        let time = Duration::from_secs(20);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let serves = listener.local_addr().unwrap();
+        // Nothing listens at this port of the other family.
+        let refuses = SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, serves.port()));
+        for addresses in [[refuses, serves], [serves, refuses]] {
+            assert!(
+                connect_to_any(&addresses, time).is_ok_and(|s| s.peer_addr().unwrap() == serves)
+            );
+        }
+        assert!(connect_to_any(&[refuses], time).is_err() && connect_to_any(&[], time).is_err());
     }
 }
