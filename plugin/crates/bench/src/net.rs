@@ -78,7 +78,7 @@ pub(crate) struct Options {
     #[arg(long)]
     both_ways: bool,
     /// One message at a time, there and back
-    #[arg(long, conflicts_with_all = ["connections", "depth", "plain_sockets", "both_ways"])]
+    #[arg(long, conflicts_with_all = ["connections", "depth", "both_ways"])]
     ping_pong: bool,
     /// Print one JSON object instead of the table
     #[arg(long)]
@@ -499,9 +499,8 @@ impl Run<'_> {
                 let back = self.post(1)?;
                 let start = Instant::now();
                 let there = self.post(0)?;
-                let size = self.complete(1, back)?;
+                let size = self.complete_trip(there, back)?;
                 trips.push(start.elapsed().as_secs_f64());
-                self.complete(0, there)?;
                 let right = self.connections[1].buffer.read(part.clone(), right)?;
                 wrong += u64::from(size != self.size || !right);
             } else {
@@ -543,6 +542,27 @@ impl Run<'_> {
                 return Ok(size);
             }
             wait.idle(self.world, || format!("moving a message of {} bytes", self.size))?;
+        }
+    }
+
+    /// Waits for a message on its way there and for the one that comes back, and gives the latter's length. It asks for both in
+    /// turn, as NCCL's proxy does: a plugin may move a message only while it is asked for it.
+    fn complete_trip(&mut self, mut there: Request, mut back: Request) -> Result<usize> {
+        let mut wait = self.options.driver.wait();
+        let (mut sent, mut received) = (false, None);
+        loop {
+            if !sent {
+                sent = self.connections[0].test(&mut there)?.is_some();
+            }
+            if received.is_none() {
+                received = self.connections[1].test(&mut back)?;
+            }
+            match received {
+                Some(size) if sent => return Ok(size),
+                _ => {
+                    wait.idle(self.world, || format!("moving a message of {} bytes", self.size))?
+                }
+            }
         }
     }
 

@@ -73,6 +73,29 @@ fn net_ping_pong() {
     assert_eq!(report["rows"][2]["wrong"], 0);
 }
 
+/// Plain sockets move a message only while its own request is asked for; 8 MiB do not fit into a socket's buffers.
+#[test]
+fn net_ping_pong_asks_for_both_requests() {
+    let ended = run(&[
+        "net",
+        "--ping-pong",
+        "--plain-sockets",
+        "1",
+        "-b",
+        "8M",
+        "-e",
+        "8M",
+        "-n",
+        "5",
+        "--timeout",
+        "20",
+        "--json",
+    ]);
+    assert!(ended.status.success(), "{ended:?}");
+    let report: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    assert_eq!(report["rows"][0]["wrong"], 0);
+}
+
 #[test]
 fn net_plain_sockets_and_drivers() {
     for arguments in [
