@@ -14,6 +14,7 @@ import (
 type chartCase struct {
 	title                  string
 	strongest              string  // name of the fastest contender of plain sockets
+	equalName              string  // of the contender that cuts messages into equal shares
 	plain, evenkeel, equal float64 // medians, GB/s
 }
 
@@ -55,8 +56,10 @@ func readCases(text string) ([]chartCase, error) {
 				}
 			case name == "Evenkeel":
 				c.evenkeel = value
-			case strings.HasPrefix(name, "Evenkeel,"):
-				c.equal = value
+			case strings.HasPrefix(name, "NCCL ") && strings.HasSuffix(name, " sockets"):
+				c.equal, c.equalName = value, name
+			case strings.HasPrefix(name, "Evenkeel,") && c.equalName == "":
+				c.equal, c.equalName = value, "equal shares (Evenkeel's static mode)"
 			}
 		}
 		if c.plain == 0 || c.evenkeel == 0 || c.equal == 0 {
@@ -118,7 +121,7 @@ func drawCases(cases []chartCase) []byte {
 	out.WriteString("<text class=\"head\" x=\"24\" y=\"34\">Bandwidth over unequal TCP paths, GB/s</text>\n")
 	x := 376
 	for _, key := range []struct{ class, text string }{
-		{"plain", "plain sockets"}, {"evenkeel", "Evenkeel"}, {"equal", "equal shares (Evenkeel's static mode)"},
+		{"plain", "plain sockets"}, {"evenkeel", "Evenkeel"}, {"equal", cases[0].equalName},
 	} {
 		fmt.Fprintf(&out, "<rect class=\"%s\" x=\"%d\" y=\"22\" width=\"14\" height=\"14\" rx=\"2\"/><text x=\"%d\" y=\"34\">%s</text>\n",
 			key.class, x, x+20, html.EscapeString(key.text))
