@@ -27,6 +27,8 @@ const (
 	UnhealthyValue = "unhealthy"
 	// UnprovenValue is the taint's value on a node that registered with it, until it has passed.
 	UnprovenValue = "unproven"
+	// ReadinessTaintKey is the key of the taint that the Node Readiness Controller manages by the shipped NodeReadinessRule.
+	ReadinessTaintKey = "readiness.k8s.io/evenkeel-network"
 )
 
 // HistoryLength is the number of results that a NodeNetworkHealth keeps.

@@ -31,6 +31,13 @@ const (
 	ExitInconclusive = 3
 )
 
+// Exit statuses of `check node`: what node-problem-detector takes from a custom plugin.
+const (
+	ExitNodeProven  = 0
+	ExitNodeFailed  = 1
+	ExitNodeUnknown = 2
+)
+
 // systemNamespace is the default namespace of the chart.
 const systemNamespace = "evenkeel-system"
 
@@ -48,9 +55,13 @@ func Run(ctx context.Context, args []string, out, errs io.Writer) int {
 	root.SetErr(errs)
 	err := root.ExecuteContext(ctx)
 	var verdict verdictStatus
+	var answer nodeAnswer
 	switch {
 	case err == nil:
 		return ExitPass
+	case errors.As(err, &answer):
+		fmt.Fprintln(out, answer.line)
+		return answer.status
 	case errors.As(err, &queuesRefusal{}):
 		return ExitRefused
 	case errors.As(err, &problemsFound{}):
@@ -93,7 +104,7 @@ It finds the cluster as kubectl does, and takes kubectl's flags for that.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	check.AddCommand(checkRunCommand(c), checkStatusCommand(c), checkWhyCommand(c))
+	check.AddCommand(checkRunCommand(c), checkStatusCommand(c), checkWhyCommand(c), checkNodeCommand(c))
 	root.AddCommand(check, reportCommand(c), whyCommand(c), doctorCommand(c), uninstallCommand(c))
 	return root
 }
@@ -127,7 +138,10 @@ func (c *connection) config() clientcmd.ClientConfig {
 }
 
 // client makes a client. It sends no request yet.
-func (c *connection) client() (client.Client, error) {
+func (c *connection) client() (client.Client, error) { return c.clientOf(nil) }
+
+// clientOf makes a client for the kinds of the mapper. Without a mapper, the client asks the cluster for its kinds.
+func (c *connection) clientOf(mapper meta.RESTMapper) (client.Client, error) {
 	config, err := c.config().ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("no cluster configured (set KUBECONFIG or --kubeconfig): %w", err)
@@ -137,7 +151,7 @@ func (c *connection) client() (client.Client, error) {
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), evenkeel.AddToScheme(scheme)); err != nil {
 		return nil, fmt.Errorf("kinds: %w", err)
 	}
-	made, err := client.New(config, client.Options{Scheme: scheme})
+	made, err := client.New(config, client.Options{Scheme: scheme, Mapper: mapper})
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
 	}

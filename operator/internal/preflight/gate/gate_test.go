@@ -605,6 +605,9 @@ func TestGateNodeFilter(t *testing.T) {
 		"a claim, without accelerators": {nil, corev1.PodSpec{Containers: claims}, false},
 		"a claim":                       {func(n *corev1.Node) { n.Labels["nvidia.com/gpu.count"] = "8" }, corev1.PodSpec{Containers: claims}, true},
 		"tainted by ourselves":          {func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: evenkeel.HealthKey, Effect: "NoSchedule"}} }, corev1.PodSpec{}, true},
+		"tainted by a readiness rule": {func(n *corev1.Node) {
+			n.Spec.Taints = []corev1.Taint{{Key: evenkeel.ReadinessTaintKey, Effect: "NoSchedule"}}
+		}, corev1.PodSpec{}, true},
 	} {
 		s := newScene(nil)
 		node := s.node("n", "new")

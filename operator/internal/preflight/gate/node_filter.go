@@ -58,9 +58,9 @@ func nodeFilter(pods []*corev1.PodSpec, hasAccelerators func(*corev1.Node) bool)
 	}
 }
 
-// excludesPods reports whether the taint excludes pods. Evenkeel's own taint does not count.
+// excludesPods reports whether the taint excludes pods. Those that go when the node's network is proven do not count.
 func excludesPods(t *corev1.Taint) bool {
-	return t.Effect != corev1.TaintEffectPreferNoSchedule && t.Key != evenkeel.HealthKey
+	return t.Effect != corev1.TaintEffectPreferNoSchedule && t.Key != evenkeel.HealthKey && t.Key != evenkeel.ReadinessTaintKey
 }
 
 func fits(allocatable, requests corev1.ResourceList) bool {

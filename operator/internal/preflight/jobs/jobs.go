@@ -340,12 +340,13 @@ func nodeAffinityTo(nodes []string) *corev1.NodeAffinity {
 	return &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms}}
 }
 
-// Tolerations of the check's pods: the user's, and those for GPUs and for Evenkeel's taint, since a failed node has to be tested
-// to be cleared.
+// Tolerations of the check's pods: the user's, those for GPUs, and those for the taints that only a check that passes removes:
+// Evenkeel's own, and that of the shipped NodeReadinessRule.
 func Tolerations(own []corev1.Toleration) []corev1.Toleration {
 	return append([]corev1.Toleration{
 		{Key: string(gpuName), Operator: corev1.TolerationOpExists},
 		{Key: "amd.com/gpu", Operator: corev1.TolerationOpExists},
 		{Key: evenkeel.HealthKey, Operator: corev1.TolerationOpExists},
+		{Key: evenkeel.ReadinessTaintKey, Operator: corev1.TolerationOpExists},
 	}, own...)
 }
