@@ -405,6 +405,7 @@ func TestDoctorGoesOn(t *testing.T) {
 // TestDoctorReadsInPages has a large cluster: no list is without a limit, and one that does not end is cut off.
 func TestDoctorReadsInPages(t *testing.T) {
 	const size, most = 3, 1000
+	pods, pageOfPods := 0, 0
 	var fleet []corev1.Node
 	for i := range 2*size + 1 {
 		fleet = append(fleet, node(fmt.Sprintf("n%d", i), "v1.36.0", "containerd://2.1.4", "", ""))
@@ -425,7 +426,8 @@ func TestDoctorReadsInPages(t *testing.T) {
 					list.Continue = fmt.Sprint(to)
 				}
 			case *corev1.PodList:
-				list.Items, list.Continue = nil, "more"
+				list.Items, list.Continue, pageOfPods = nil, "more", int(all.Limit)
+				pods += pageOfPods
 				for range all.Limit {
 					list.Items = append(list.Items, pod("endless", func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }))
 				}
@@ -443,6 +445,10 @@ func TestDoctorReadsInPages(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantLines(t, findings, "OK runtime 7 nodes can mount images: kubelet v1.36.0, containerd://2.1.4 (n0, n1, n2, n3, n4, n5, n6)", "Note pods the cluster has more than 20000 pods with a profile")
+	// Those of jobs and those of checks.
+	if pods > 2*(maxPods+pageOfPods) {
+		t.Errorf("it read %d pods", pods)
+	}
 }
 
 // TestDoctorPullSecrets: the same in many namespaces is one line, and so is what may not be read.
