@@ -1,8 +1,11 @@
 //! What `evenkeel-bench collective` does again and again, and how its results are checked.
 
+use std::sync::{Arc, Mutex};
+
 use bytemuck::Pod;
 use clap::ValueEnum;
-use evenkeel_collectives::{Algorithm, Call, DataType, Error, Group, Op, Reduction};
+use evenkeel_collectives::{Algorithm, Call, DataType, Error, Group, Op, Reduction, Sequence};
+use evenkeel_transport::sync::lock;
 use half::f16;
 
 use crate::error::Result;
@@ -20,6 +23,8 @@ pub(crate) enum Benchmark {
     AllreduceRecursiveDoubling,
     AllreduceBcube,
     AllreduceHierarchical,
+    /// The buffers of each rank, without the other ranks (--inputs)
+    AllreduceLocal,
     /// Rank 0 to all
     #[value(alias = "broadcast_one_to_all")]
     Broadcast,
@@ -39,12 +44,14 @@ pub(crate) enum Benchmark {
     Scatter,
     #[value(alias = "barrier_all_to_all", alias = "barrier_all_to_one")]
     Barrier,
-    /// With several other ranks, one after the other (--destinations)
+    /// A part of the buffer, in bytes, with each rank whose number differs in one of the low bits (--destinations)
     PairwiseExchange,
     /// Rank 0 to rank 1 and back
     SendrecvRoundtrip,
-    /// Many messages from rank 0 to rank 1, and one back (--messages), with blocking calls
+    /// Many messages from rank 0 to rank 1 (--messages), each awaited before the next
     SendrecvStress,
+    /// The same, all started before the first is awaited
+    IsendirecvStress,
 }
 
 /// What elements are.
@@ -83,6 +90,21 @@ impl Number for f16 {
     }
 }
 
+/// What `pairwise_exchange` sends, as Gloo's.
+impl Number for u8 {
+    const TYPE: DataType = DataType::Uint8;
+    const EXACT: usize = 1 << 8;
+
+    fn from_f32(number: f32) -> Self {
+        // Through a wider type, so that -1 is no number that a rank sends.
+        number as i32 as Self
+    }
+
+    fn to_f32(self) -> f32 {
+        self.into()
+    }
+}
+
 /// What some benchmarks need to know.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Details {
@@ -94,6 +116,8 @@ pub(crate) struct Details {
     pub(crate) messages: usize,
     /// Other ranks of a pairwise exchange.
     pub(crate) destinations: usize,
+    /// The tag of all calls.
+    pub(crate) tag: u32,
 }
 
 /// A benchmark with its buffers.
@@ -123,6 +147,7 @@ impl Benchmark {
             Self::AllreduceRecursiveDoubling => "allreduce_recursive_doubling",
             Self::AllreduceBcube => "allreduce_bcube",
             Self::AllreduceHierarchical => "allreduce_hierarchical",
+            Self::AllreduceLocal => "allreduce_local",
             Self::Broadcast => "broadcast",
             Self::Reduce => "reduce",
             Self::ReduceScatter => "reduce_scatter",
@@ -136,6 +161,7 @@ impl Benchmark {
             Self::PairwiseExchange => "pairwise_exchange",
             Self::SendrecvRoundtrip => "sendrecv_roundtrip",
             Self::SendrecvStress => "sendrecv_stress",
+            Self::IsendirecvStress => "isendirecv_stress",
         }
     }
 
@@ -160,18 +186,26 @@ impl<N: Number> Exercise<N> {
     ) -> Result<Self> {
         let (rank, ranks) = (group.rank(), group.size());
         let Details { inputs, base, destinations, .. } = details;
-        let two = [Benchmark::SendrecvRoundtrip, Benchmark::SendrecvStress];
+        let two =
+            [Benchmark::SendrecvRoundtrip, Benchmark::SendrecvStress, Benchmark::IsendirecvStress];
         if two.contains(&benchmark) && ranks != 2 {
             return Err(format!("{} is for 2 ranks, there are {ranks}", benchmark.name()));
         }
         if inputs > 1 && !benchmark.is_allreduce() {
             return Err(format!("--inputs {inputs}: only an allreduce has several"));
         }
-        if benchmark == Benchmark::PairwiseExchange && destinations >= ranks {
-            return Err(format!(
-                "--destinations {destinations}: there are {} other ranks",
-                ranks - 1
-            ));
+        if benchmark == Benchmark::PairwiseExchange {
+            let multiple = 1 << destinations;
+            if !ranks.is_multiple_of(multiple) {
+                return Err(format!(
+                    "pairwise_exchange with --destinations {destinations} is for {multiple} ranks or a multiple, there are {ranks}"
+                ));
+            }
+            if elements < destinations {
+                return Err(format!(
+                    "pairwise_exchange of {elements} elements with --destinations {destinations}: at least one byte for each"
+                ));
+            }
         }
         let algorithm = match benchmark {
             Benchmark::AllreduceRing => Some(Algorithm::Ring),
@@ -204,7 +238,6 @@ impl<N: Number> Exercise<N> {
             Benchmark::Alltoall => (vec![elements; ranks], elements * ranks, elements * ranks),
             Benchmark::ReduceScatter => (even, elements, 0),
             Benchmark::Barrier => (vec![], 0, 0),
-            Benchmark::PairwiseExchange => (vec![], elements, elements * destinations),
             _ => (vec![], elements, elements),
         };
         let below = (N::EXACT / (ranks * inputs)).max(1);
@@ -237,7 +270,11 @@ impl<N: Number> Exercise<N> {
     ///
     /// # Errors
     /// Those of the operation.
-    pub(crate) fn once(&mut self, group: &Group, call: &Call) -> std::result::Result<(), Error> {
+    pub(crate) fn once(
+        &mut self,
+        group: &Arc<Group>,
+        call: &Call,
+    ) -> std::result::Result<(), Error> {
         let call = match self.algorithm {
             Some(algorithm) => &call.clone().algorithm(algorithm),
             None => call,
@@ -263,6 +300,8 @@ impl<N: Number> Exercise<N> {
             | Benchmark::AllreduceRecursiveDoubling
             | Benchmark::AllreduceBcube
             | Benchmark::AllreduceHierarchical => group.allreduce(input, &sum, call)?,
+            // The sum of this rank's buffers is there already.
+            Benchmark::AllreduceLocal => {}
             Benchmark::Broadcast => group.broadcast(input, 0, call)?,
             Benchmark::Reduce => group.reduce(input, 0, &sum, call)?,
             Benchmark::ReduceScatter => {
@@ -283,26 +322,29 @@ impl<N: Number> Exercise<N> {
             Benchmark::Scatter => group.scatter(input, output, 0, call)?,
             Benchmark::Barrier => group.barrier(call)?,
             Benchmark::PairwiseExchange => {
-                let bytes = input.len();
-                for (shift, room) in (1..).zip(output.chunks_mut(bytes.max(1))) {
-                    // To rank + shift, from rank - shift.
-                    let (mut sent, mut received) = (vec![0; ranks], vec![0; ranks]);
-                    (sent[(rank + shift) % ranks], received[(rank + ranks - shift) % ranks]) =
-                        (bytes, bytes);
-                    group.alltoallv(input, &sent, room, &received, call)?;
+                let destinations = self.details.destinations;
+                let part = input.len() / destinations;
+                let parts = input.chunks_exact(part).zip(output.chunks_exact_mut(part));
+                for (bit, (sent, received)) in (0..destinations).zip(parts) {
+                    let partner = rank ^ (1 << bit);
+                    exchange(group, partner, sent, received, call)?;
+                    // Each has what the other sent before the next part goes.
+                    exchange(group, partner, &[0; 4], &mut [0; 4], call)?;
                 }
             }
             Benchmark::SendrecvStress if rank == 0 => {
                 for _ in 0..self.details.messages {
                     group.send(1, input, call)?;
                 }
-                group.recv(1, &mut output[..size_of::<N>().min(input.len())], call)?;
             }
             Benchmark::SendrecvStress => {
                 for _ in 0..self.details.messages {
                     group.recv(0, output, call)?;
                 }
-                group.send(0, &output[..size_of::<N>().min(input.len())], call)?;
+            }
+            Benchmark::IsendirecvStress => {
+                let buffer = if rank == 0 { &mut *first } else { &mut self.output };
+                start_all(group, buffer, self.details, call)?;
             }
             Benchmark::SendrecvRoundtrip if rank == 0 => {
                 group.send(1, input, call)?;
@@ -323,14 +365,15 @@ impl<N: Number> Exercise<N> {
     pub(crate) fn wrong(&self) -> Vec<String> {
         let ranks = self.ranks;
         let buffers = self.inputs.len();
-        let total = |i: usize| -> f32 {
-            (0..ranks).map(|rank| (0..buffers).map(|k| self.value(rank, k, i)).sum::<f32>()).sum()
-        };
+        let local =
+            |rank: usize, i: usize| -> f32 { (0..buffers).map(|k| self.value(rank, k, i)).sum() };
+        let total = |i: usize| -> f32 { (0..ranks).map(|rank| local(rank, i)).sum() };
         let first = &self.inputs[0][..];
         let elements = first.len();
         let mine: usize = self.shares.iter().take(self.rank).sum();
         // What the result is, from which element on, and what each element should be.
         let (result, want): (&[N], Box<dyn Fn(usize) -> f32 + '_>) = match self.benchmark {
+            Benchmark::AllreduceLocal => (first, Box::new(|i| local(self.rank, i))),
             benchmark if benchmark.is_allreduce() => (first, Box::new(total)),
             Benchmark::Broadcast => (first, Box::new(|i| self.value(0, 0, i))),
             Benchmark::Reduce if self.rank == 0 => (first, Box::new(total)),
@@ -347,13 +390,14 @@ impl<N: Number> Exercise<N> {
             }
             Benchmark::Scatter => (&self.output, Box::new(move |i| self.value(0, 0, mine + i))),
             Benchmark::PairwiseExchange => {
-                let from = move |i: usize| (self.rank + ranks - 1 - i / elements) % ranks;
-                (&self.output, Box::new(move |i| self.value(from(i), 0, i % elements)))
+                let destinations = self.details.destinations;
+                let part = elements / destinations;
+                let partner = move |i: usize| self.rank ^ (1 << (i / part));
+                let result = &self.output[..part * destinations];
+                (result, Box::new(move |i| self.value(partner(i), 0, i)))
             }
-            Benchmark::SendrecvStress if self.rank == 0 => {
-                (&self.output[..elements.min(1)], Box::new(|i| self.value(0, 0, i)))
-            }
-            Benchmark::SendrecvRoundtrip | Benchmark::SendrecvStress => {
+            Benchmark::SendrecvRoundtrip => (&self.output, Box::new(|i| self.value(0, 0, i))),
+            Benchmark::SendrecvStress | Benchmark::IsendirecvStress if self.rank == 1 => {
                 (&self.output, Box::new(|i| self.value(0, 0, i)))
             }
             _ => (&[], Box::new(|_| 0.0)),
@@ -382,4 +426,50 @@ impl<N: Number> Exercise<N> {
         }
         f32::NAN
     }
+}
+
+/// Sends to another rank what it receives, and receives what it sends.
+fn exchange(
+    group: &Group,
+    with: usize,
+    sent: &[u8],
+    received: &mut [u8],
+    call: &Call,
+) -> std::result::Result<(), Error> {
+    let mut lengths = vec![0; group.size()];
+    lengths[with] = sent.len();
+    group.alltoallv(sent, &lengths, received, &lengths, call)
+}
+
+/// Starts all messages from rank 0 to rank 1, and then waits for them. All are of the same buffer.
+fn start_all<N: Number>(
+    group: &Arc<Group>,
+    buffer: &mut Vec<N>,
+    details: Details,
+    call: &Call,
+) -> std::result::Result<(), Error> {
+    let (sends, tag) = (group.rank() == 0, details.tag);
+    let sequence = if sends {
+        Sequence::Sends { to: 1, tag }
+    } else {
+        Sequence::Receives { from: Some(0), tag }
+    };
+    let shared = Arc::new(Mutex::new(std::mem::take(buffer)));
+    let message = |_: usize| {
+        let (shared, call) = (Arc::clone(&shared), call.clone());
+        group.start(sequence, move |group| {
+            let mut elements = lock(&shared);
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut elements[..]);
+            if sends {
+                group.send(1, bytes, &call)
+            } else {
+                group.recv(0, bytes, &call).map(|_| ())
+            }
+        })
+    };
+    let requests: Vec<_> = (0..details.messages).map(message).collect();
+    // Also after a failure: the buffer is free once all have ended.
+    let ended: Vec<_> = requests.iter().map(|request| request.wait(None)).collect();
+    *buffer = std::mem::take(&mut *lock(&shared));
+    ended.into_iter().collect()
 }

@@ -1,6 +1,8 @@
 //! `evenkeel-bench collective`: Gloo's benchmark over Evenkeel's collectives, with the same flags and columns.
 
+mod benchmark_parser;
 mod exercise;
+mod mpirun;
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -10,6 +12,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, ValueEnum};
 use evenkeel_collectives::{
     Auto, Call, Group, Launch, MemoryStore, Op, PrefixStore, Store, Tcp, TcpStore, TcpStoreServer,
@@ -22,6 +25,7 @@ use crate::cli::options::RankOptions;
 use crate::error::Result;
 use crate::output::plot::{Chart, Line};
 use crate::ranks::spawn::{check, spawn};
+use benchmark_parser::{BenchmarkParser, INSTEAD};
 use exercise::{Benchmark, Details, Exercise, Number};
 
 /// Elements of the sweep where no number is given.
@@ -44,8 +48,21 @@ enum Transport {
     Shm,
     /// Shared memory within a host, TCP between hosts
     Auto,
-    /// RDMA, or an error; NCCL_IB_HCA chooses the port
+    /// RDMA, or an error; --ib-device or NCCL_IB_HCA chooses the port. ibverbs is its other name
+    #[value(alias = "ibverbs")]
     Rdma,
+}
+
+impl Transport {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Tls => "tls",
+            Self::Shm => "shm",
+            Self::Auto => "auto",
+            Self::Rdma => "rdma",
+        }
+    }
 }
 
 /// Times, and what was wrong with results.
@@ -63,11 +80,11 @@ Examples:
   evenkeel-bench collective --spawn 4 --transport shm --elements 1000 allreduce_ring_chunked
   evenkeel-bench collective --spawn 64 --in-process --elements 1
   evenkeel-bench collective --size 2 --rank 0 --redis-host 10.0.0.1 --prefix run-7 allreduce
-  mpirun -np 4 evenkeel-bench collective --shared-path /shared/run-7 allgather"
+  mpirun -np 4 evenkeel-bench collective --mpi allgather"
 )]
 pub(crate) struct Options {
-    /// The benchmark
-    #[arg(value_enum, default_value_t = Benchmark::Allreduce)]
+    /// The benchmark; Gloo's CUDA benchmarks are missing
+    #[arg(value_parser = BenchmarkParser, default_value = "allreduce")]
     benchmark: Benchmark,
     /// The number of ranks [else: the launcher's]
     #[arg(short, long, env = "WORLD_SIZE", value_name = "N")]
@@ -81,6 +98,9 @@ pub(crate) struct Options {
     /// Start them as threads of this process
     #[arg(long, requires = "spawn", conflicts_with = "place")]
     in_process: bool,
+    /// Take rank and number of ranks from mpirun; on one host, Open MPI's ranks need no other place to meet
+    #[arg(long, conflicts_with = "spawn")]
+    mpi: bool,
     /// Rendezvous through this Redis server
     #[arg(short = 'h', long, value_name = "HOST", group = "place")]
     redis_host: Option<String>,
@@ -105,9 +125,18 @@ pub(crate) struct Options {
     /// How the ranks reach each other; tcp also goes by the plugin's settings
     #[arg(short, long, value_enum, default_value_t = Transport::Tcp, value_name = "NAME")]
     transport: Transport,
-    /// Network interface for tcp [default: as NCCL_SOCKET_IFNAME says; with --spawn lo]
-    #[arg(long, value_name = "NAME")]
-    tcp_device: Option<String>,
+    /// Network interfaces for tcp, tls and auto, separated by commas; threads take turns at them [default: as NCCL_SOCKET_IFNAME says; with --spawn lo]
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    tcp_device: Vec<String>,
+    /// RDMA devices for ibverbs, such as mlx5_0, separated by commas; threads take turns at them [default: as NCCL_IB_HCA says]
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    ib_device: Vec<String>,
+    /// Port of these devices [default: 1]
+    #[arg(long, requires = "ib_device", value_parser = clap::value_parser!(u8).range(1..), value_name = "PORT")]
+    ib_port: Option<u8>,
+    /// Index of the port's GID [default: as NCCL_IB_GID_INDEX says, else that of a RoCE v2 address]
+    #[arg(long, requires = "ib_device", value_name = "INDEX")]
+    ib_index: Option<u8>,
     /// Certificate that this rank shows, for tls: a PEM file
     #[arg(long, value_name = "FILE")]
     cert: Option<PathBuf>,
@@ -121,12 +150,12 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FOLDER")]
     ca_path: Option<PathBuf>,
     /// Accepted for Gloo's command lines, without effect: the calling thread always reads and writes the sockets
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set, default_value_t = false, hide_default_value = true)]
+    #[arg(long, value_name = "BOOL", value_parser = BoolishValueParser::new(), action = ArgAction::Set, default_value_t = false, hide_default_value = true)]
     sync: bool,
-    /// Accepted for Gloo's command lines, without effect: the calling thread always polls for 2 ms before it sleeps
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set, default_value_t = false, hide_default_value = true)]
+    /// With --sync=true. Accepted too, without effect: the calling thread always polls for 2 ms before it sleeps
+    #[arg(long, value_name = "BOOL", value_parser = BoolishValueParser::new(), action = ArgAction::Set, default_value_t = false, hide_default_value = true)]
     busy_poll: bool,
-    /// Number of elements (float32); several are separated by commas; -1: all from 1 to 5,000,000 [default: -1]
+    /// Number of elements (float32; of pairwise_exchange bytes); several are separated by commas; -1: all from 1 to 5,000,000 [default: -1]
     #[arg(long, value_delimiter = ',', value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=1 << 40))]
     elements: Vec<i64>,
     /// How long to measure each row, such as 2s or 500ms
@@ -150,15 +179,21 @@ pub(crate) struct Options {
     /// Elements of 16 bits (float16)
     #[arg(long)]
     halfprecision: bool,
-    /// Messages of sendrecv_stress
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000), value_name = "N")]
+    /// Messages of sendrecv_stress and isendirecv_stress
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000), value_name = "N")]
     messages: u32,
-    /// Other ranks of pairwise_exchange
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=128), value_name = "N")]
+    /// Other ranks with which each rank of pairwise_exchange exchanges a part of its buffer
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16), value_name = "N")]
     destinations: u16,
     /// Do not verify results
     #[arg(long)]
     no_verify: bool,
+    /// Verify results, which is the default: takes back --no-verify before it
+    #[arg(long, overrides_with = "no_verify")]
+    verify: bool,
+    /// For Gloo's CUDA benchmarks, which are missing
+    #[arg(long)]
+    gpudirect: bool,
     /// Show all errors that are found, not the first ones
     #[arg(long)]
     show_all_errors: bool,
@@ -197,10 +232,10 @@ struct Row {
 
 /// All that was measured.
 #[derive(Debug, Serialize)]
-struct Report<'a> {
-    benchmark: &'a str,
-    transport: &'a str,
-    device: &'a str,
+struct Report {
+    benchmark: &'static str,
+    transport: &'static str,
+    device: String,
     ranks: usize,
     threads: u16,
     inputs: u16,
@@ -217,26 +252,62 @@ struct Report<'a> {
 /// # Errors
 /// One line: which option makes no sense, which rank did not come or was lost.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    options.check()?;
     let right = match options.spawn {
         Some(ranks) if options.in_process => options.run_threads(ranks)?,
         Some(ranks) => return spawn(ranks),
         None => {
-            let transport = options.transport_kind()?;
-            let (group, _server) = options.join(&transport)?;
-            options.sweep(&transport, &group)?
+            let options = options.with_rank_of_mpirun()?;
+            let transports = options.transports()?;
+            let (groups, _server) = options.join(&transports)?;
+            options.sweep(&transports, &groups)?
         }
     };
     Ok(if right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 impl Options {
+    /// # Errors
+    /// When options do not go together.
+    fn check(&self) -> Result<()> {
+        let is_rdma = self.transport == Transport::Rdma;
+        if self.gpudirect {
+            return Err(format!(
+                "--gpudirect needs a CUDA benchmark, and there is none: {INSTEAD}"
+            ));
+        }
+        if self.busy_poll && !self.sync {
+            return Err("--busy-poll=true goes with --sync=true only".to_owned());
+        }
+        if is_rdma && !self.tcp_device.is_empty() {
+            return Err(
+                "--tcp-device is no RDMA port: --ib-device or NCCL_IB_HCA chooses one".to_owned()
+            );
+        }
+        if !is_rdma && !self.ib_device.is_empty() {
+            return Err("--ib-device is for --transport ibverbs".to_owned());
+        }
+        Ok(())
+    }
+
+    /// The options with the rank and the number of ranks that mpirun has set, if they are to be those.
+    fn with_rank_of_mpirun(&self) -> Result<Self> {
+        let mut options = self.clone();
+        if self.mpi {
+            let launch = mpirun::launch()?;
+            (options.rank, options.size) = (Some(launch.rank), Some(launch.size));
+        }
+        Ok(options)
+    }
+
     /// All ranks as threads of this process. Whether all results were right.
     fn run_threads(&self, ranks: usize) -> Result<bool> {
         check(ranks)?;
-        let (transport, store) = (self.transport_kind()?, MemoryStore::new());
+        let transports = self.transports()?;
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
         let rank = |rank| {
-            let group = Group::join(&store, rank, ranks, &transport, self.timeout());
-            self.sweep(&transport, &group.map_err(|error| error.to_string())?)
+            let groups = self.groups(&store, rank, ranks, &transports)?;
+            self.sweep(&transports, &groups)
         };
         let ended: Vec<Result<bool>> = thread::scope(|scope| {
             let all: Vec<_> = (0..ranks).map(|number| scope.spawn(move || rank(number))).collect();
@@ -246,63 +317,105 @@ impl Options {
     }
 
     /// Measures on one rank. Whether all results were right.
-    fn sweep(&self, transport: &TransportKind, group: &Group) -> Result<bool> {
-        let mut printer = Printer::start(self, transport, group)?;
-        for elements in element_counts(&self.elements) {
-            let (samples, errors) = if self.halfprecision {
-                self.measure::<f16>(group, elements)?
+    fn sweep(&self, transports: &[TransportKind], groups: &[Arc<Group>]) -> Result<bool> {
+        let mut printer = Printer::start(self, transports, &groups[0])?;
+        for elements in self.element_counts() {
+            let (samples, errors) = if self.sends_bytes() {
+                self.measure::<u8>(groups, elements)?
+            } else if self.halfprecision {
+                self.measure::<f16>(groups, elements)?
             } else {
-                self.measure::<f32>(group, elements)?
+                self.measure::<f32>(groups, elements)?
             };
             printer.row(&samples, elements, errors)?;
         }
         printer.report.io_threads = io_threads();
         // No rank leaves before all have their figures.
-        group.barrier(&Call::default()).map_err(|error| error.to_string())?;
+        groups[0].barrier(&Call::default()).map_err(|error| error.to_string())?;
         printer.finish()
+    }
+
+    /// Whether the elements are bytes, whatever else is asked for, as in Gloo's benchmark.
+    fn sends_bytes(&self) -> bool {
+        self.benchmark == Benchmark::PairwiseExchange
+    }
+
+    /// The name of the elements' type, and its length in bytes.
+    fn element(&self) -> (&'static str, usize) {
+        match (self.sends_bytes(), self.halfprecision) {
+            (true, _) => ("uint8", 1),
+            (false, true) => ("float16", 2),
+            (false, false) => ("float32", 4),
+        }
+    }
+
+    /// The rows to measure. The sweep leaves out what cannot be divided between the destinations.
+    fn element_counts(&self) -> Vec<usize> {
+        let least = if self.sends_bytes() { self.destinations.into() } else { 0 };
+        element_counts(&self.elements, least)
     }
 
     fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout)
     }
 
-    fn transport_kind(&self) -> Result<TransportKind> {
-        let text = |error: evenkeel_collectives::Error| error.to_string();
-        let here = self.spawned_by.is_some() || self.in_process;
-        let tcp = match &self.tcp_device {
-            Some(_) if self.transport == Transport::Rdma => {
-                return Err("--tcp-device is no RDMA port: NCCL_IB_HCA chooses one".to_owned());
-            }
-            None if self.transport == Transport::Rdma => Tcp::over_rdma(),
-            Some(device) => Tcp::on(device),
-            None if here => Tcp::on("lo"),
-            None => Tcp::from_env(),
+    /// How the ranks reach each other: over each of the devices, of which threads take turns.
+    fn transports(&self) -> Result<Vec<TransportKind>> {
+        let kind = |tcp: Tcp| match self.transport {
+            Transport::Auto => Ok(TransportKind::Auto(Auto::new(tcp))),
+            Transport::Tls => self.tls(tcp),
+            _ => Ok(TransportKind::Tcp(tcp)),
         };
         match self.transport {
-            Transport::Tcp | Transport::Rdma => tcp.map(TransportKind::Tcp).map_err(text),
-            Transport::Auto => tcp.map(|tcp| TransportKind::Auto(Auto::new(tcp))).map_err(text),
-            Transport::Shm => Ok(TransportKind::SharedMemory),
-            Transport::Tls => {
-                let authority = self.ca_file.as_ref().or(self.ca_path.as_ref());
-                let (Some(certificate), Some(key), Some(authority)) =
-                    (&self.cert, &self.pkey, authority)
-                else {
-                    return Err("--transport tls needs --cert, --pkey and --ca-file or --ca-path"
-                        .to_owned());
-                };
-                tcp.and_then(|tcp| Tls::new(tcp, certificate, key, authority))
-                    .map(TransportKind::Tls)
-                    .map_err(text)
-            }
+            Transport::Shm => Ok(vec![TransportKind::SharedMemory]),
+            _ => self.networks()?.into_iter().map(kind).collect(),
         }
     }
 
-    /// Joins the other ranks; also gives the store's server where this rank has it.
-    fn join(&self, transport: &TransportKind) -> Result<(Group, Option<TcpStoreServer>)> {
+    /// The networks over these devices.
+    fn networks(&self) -> Result<Vec<Tcp>> {
+        let here = self.spawned_by.is_some() || self.in_process;
+        let port = self.ib_port.unwrap_or(1);
+        let networks: evenkeel_collectives::Result<Vec<Tcp>> = match self.transport {
+            Transport::Rdma if self.ib_device.is_empty() => Tcp::over_rdma().map(|tcp| vec![tcp]),
+            Transport::Rdma => {
+                let open = |device: &String| Tcp::over_rdma_port(device, port, self.ib_index);
+                self.ib_device.iter().map(open).collect()
+            }
+            _ if !self.tcp_device.is_empty() => {
+                self.tcp_device.iter().map(|device| Tcp::on(device)).collect()
+            }
+            _ if here => Tcp::on("lo").map(|tcp| vec![tcp]),
+            _ => Tcp::from_env().map(|tcp| vec![tcp]),
+        };
+        networks.map_err(|error| error.to_string())
+    }
+
+    fn tls(&self, tcp: Tcp) -> Result<TransportKind> {
+        let authority = self.ca_file.as_ref().or(self.ca_path.as_ref());
+        let (Some(certificate), Some(key), Some(authority)) = (&self.cert, &self.pkey, authority)
+        else {
+            return Err(
+                "--transport tls needs --cert, --pkey and --ca-file or --ca-path".to_owned()
+            );
+        };
+        let tls = Tls::new(tcp, certificate, key, authority);
+        tls.map(TransportKind::Tls).map_err(|error| error.to_string())
+    }
+
+    /// Joins the other ranks, over each transport; also gives the store's server where this rank has it.
+    fn join(
+        &self,
+        transports: &[TransportKind],
+    ) -> Result<(Vec<Arc<Group>>, Option<TcpStoreServer>)> {
         let named = match (&self.redis_host, &self.shared_path, &self.store) {
             (Some(host), ..) => Some(format!("redis://{host}:{}", self.redis_port)),
             (_, Some(folder), _) => Some(format!("file:{folder}")),
-            (.., store) => store.clone(),
+            (.., Some(address)) => Some(address.clone()),
+            _ if self.master_addr.is_none() && (self.mpi || mpirun::is_parent()) => {
+                Some(mpirun::session_store()?)
+            }
+            _ => None,
         };
         let text = |error: evenkeel_collectives::Error| error.to_string();
         let mut server = None;
@@ -331,9 +444,23 @@ impl Options {
                 (config.rank, config.world_size, store)
             }
         };
-        let store = PrefixStore::new(store, &self.prefix);
-        let group = Group::join(&store, rank, size, transport, self.timeout()).map_err(text)?;
-        Ok((group, server))
+        Ok((self.groups(&store, rank, size, transports)?, server))
+    }
+
+    /// The groups of all ranks, one for each transport.
+    fn groups(
+        &self,
+        store: &Arc<dyn Store>,
+        rank: usize,
+        size: usize,
+        transports: &[TransportKind],
+    ) -> Result<Vec<Arc<Group>>> {
+        let join = |(index, transport): (usize, &TransportKind)| {
+            let store = PrefixStore::new(Arc::clone(store), &format!("{}/{index}", self.prefix));
+            let group = Group::join(&store, rank, size, transport, self.timeout());
+            group.map(Arc::new).map_err(|error| error.to_string())
+        };
+        transports.iter().enumerate().map(join).collect()
     }
 
     fn launched(&self) -> Result<(usize, usize)> {
@@ -358,10 +485,13 @@ impl Options {
     }
 
     /// The times of all threads' iterations, and what was wrong with results.
-    fn measure<N: Number>(&self, group: &Group, elements: usize) -> Result<Measured> {
+    fn measure<N: Number>(&self, groups: &[Arc<Group>], elements: usize) -> Result<Measured> {
         let results: Vec<Result<_>> = thread::scope(|scope| {
             let threads: Vec<_> = (0..u32::from(self.threads))
-                .map(|tag| scope.spawn(move || self.measure_one::<N>(group, elements, tag)))
+                .zip(groups.iter().cycle())
+                .map(|(tag, group)| {
+                    scope.spawn(move || self.measure_one::<N>(group, elements, tag))
+                })
                 .collect();
             threads.into_iter().map(joined).collect()
         });
@@ -374,7 +504,12 @@ impl Options {
         Ok((samples, errors))
     }
 
-    fn measure_one<N: Number>(&self, group: &Group, elements: usize, tag: u32) -> Result<Measured> {
+    fn measure_one<N: Number>(
+        &self,
+        group: &Arc<Group>,
+        elements: usize,
+        tag: u32,
+    ) -> Result<Measured> {
         let text = |error: evenkeel_collectives::Error| error.to_string();
         let call = Call::default().tag(tag);
         let details = Details {
@@ -382,6 +517,7 @@ impl Options {
             base: self.base.into(),
             messages: self.messages as usize,
             destinations: self.destinations.into(),
+            tag,
         };
         let mut exercise = Exercise::<N>::new(self.benchmark, group, elements, details)?;
         let mut errors = vec![];
@@ -414,14 +550,25 @@ impl Options {
     }
 }
 
-/// The rows to measure. A negative number, or none, stands for the whole sweep, as in Gloo's benchmark.
-fn element_counts(given: &[i64]) -> Vec<usize> {
+/// The rows to measure. A negative number, or none, stands for the sweep from `least` on, as in Gloo's benchmark.
+fn element_counts(given: &[i64], least: usize) -> Vec<usize> {
+    let sweep = || SWEEP.into_iter().filter(|count| *count >= least).collect::<Vec<_>>();
     if given.is_empty() {
-        return SWEEP.to_vec();
+        return sweep();
     }
     let counts =
-        |given: &i64| usize::try_from(*given).map_or_else(|_| SWEEP.to_vec(), |count| vec![count]);
+        |given: &i64| usize::try_from(*given).map_or_else(|_| sweep(), |count| vec![count]);
     given.iter().flat_map(counts).collect()
+}
+
+/// The interface or RDMA port of a transport; empty where it has none.
+fn device(transport: &TransportKind) -> &str {
+    match transport {
+        TransportKind::Tcp(tcp) => tcp.device(),
+        TransportKind::Tls(tls) => tls.device(),
+        TransportKind::SharedMemory => "",
+        TransportKind::Auto(auto) => auto.device(),
+    }
 }
 
 /// The result of a thread.
@@ -473,7 +620,7 @@ impl Row {
     }
 }
 
-impl Report<'_> {
+impl Report {
     fn chart(&self) -> Chart {
         let line = |name: &str, of: fn(&Row) -> f64| Line {
             name: name.to_owned(),
@@ -495,30 +642,23 @@ impl Report<'_> {
 
 /// Writes a run as it goes, on rank 0.
 struct Printer<'a> {
-    report: Report<'a>,
+    report: Report,
     options: &'a Options,
     prints: bool,
 }
 
 impl<'a> Printer<'a> {
-    fn start(options: &'a Options, transport: &'a TransportKind, group: &Group) -> Result<Self> {
-        let (transport, device) = match transport {
-            TransportKind::Tcp(tcp) if options.transport == Transport::Rdma => {
-                ("rdma", tcp.device())
-            }
-            TransportKind::Tcp(tcp) => ("tcp", tcp.device()),
-            TransportKind::Tls(tls) => ("tls", tls.device()),
-            TransportKind::SharedMemory => ("shm", ""),
-            TransportKind::Auto(auto) => ("auto", auto.device()),
-        };
+    fn start(options: &'a Options, transports: &[TransportKind], group: &Group) -> Result<Self> {
+        let devices: Vec<_> = transports.iter().map(device).collect();
+        let (element, _) = options.element();
         let report = Report {
             benchmark: options.benchmark.name(),
-            transport,
-            device,
+            transport: options.transport.name(),
+            device: devices.join(","),
             ranks: group.size(),
             threads: options.threads,
             inputs: options.inputs,
-            element: if options.halfprecision { "float16" } else { "float32" },
+            element,
             verified: !options.no_verify,
             io_threads: 0,
             rows: vec![],
@@ -527,10 +667,11 @@ impl<'a> Printer<'a> {
         let printer = Self { report, options, prints: group.rank() == 0 };
         let unit = if options.nanos { "ns" } else { "us" };
         let mut text = format!(
-            "# {} of {}, {} ranks, {transport} {device}, {} inputs, {} threads\n",
-            options.benchmark.name(),
-            printer.report.element,
-            group.size(),
+            "# {} of {element}, {} ranks, {} {}, {} inputs, {} threads\n",
+            printer.report.benchmark,
+            printer.report.ranks,
+            printer.report.transport,
+            printer.report.device,
             options.inputs,
             options.threads
         );
@@ -560,8 +701,8 @@ impl<'a> Printer<'a> {
     }
 
     fn row(&mut self, samples: &[Duration], elements: usize, errors: Vec<String>) -> Result<()> {
-        let element = if self.options.halfprecision { 2 } else { 4 };
-        let row = Row::new(samples, elements, element);
+        let (_, bytes) = self.options.element();
+        let row = Row::new(samples, elements, bytes);
         let scaled = |us: f64| {
             if self.options.nanos { format!("{:.0}", us * 1e3) } else { format!("{us:.1}") }
         };
@@ -618,9 +759,10 @@ mod tests {
 
     #[test]
     fn elements_minus_one_is_the_sweep() {
-        assert_eq!(element_counts(&[]), SWEEP);
-        assert_eq!(element_counts(&[-1]), SWEEP);
-        assert_eq!(element_counts(&[7, 0]), [7, 0]);
+        assert_eq!(element_counts(&[], 0), SWEEP);
+        assert_eq!(element_counts(&[-1], 0), SWEEP);
+        assert_eq!(element_counts(&[7, 0], 0), [7, 0]);
+        assert_eq!(element_counts(&[-1, 1], 3), [&SWEEP[2..], &[1]].concat());
     }
 
     #[test]

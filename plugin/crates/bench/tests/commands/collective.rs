@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Instant;
 
-use crate::process::{Ended, Running, bench, is_row, ranks_with, run};
+use crate::process::{Ended, Folder, Running, bench, is_row, ranks_with, run};
 
 /// Everything that can be measured, as rows of a table with nothing wrong.
 #[test]
@@ -17,6 +17,7 @@ fn collective_benchmarks_are_verified() {
         "allreduce_recursive_doubling",
         "allreduce_bcube",
         "allreduce_hierarchical",
+        "allreduce_local",
         "broadcast_one_to_all",
         "reduce",
         "reduce_scatter",
@@ -27,23 +28,32 @@ fn collective_benchmarks_are_verified() {
         "gather",
         "scatter",
         "barrier_all_to_all",
-        "pairwise_exchange",
     ] {
         let ended = collective(&["--spawn", "3", "--transport", "shm", benchmark]);
         assert_eq!(rows(&ended), 2, "{benchmark}: {ended:?}");
     }
     let ended = collective(&["--spawn", "2", "sendrecv_roundtrip", "--threads", "2"]);
     assert_eq!(rows(&ended), 2, "{ended:?}");
-    let ended = collective(&[
-        "--spawn",
-        "2",
-        "sendrecv_stress",
-        "--messages",
-        "7",
-        "--sync=true",
-        "--busy-poll",
-    ]);
-    assert_eq!(rows(&ended), 2, "{ended:?}");
+    for (transport, stress) in
+        [("tcp", "sendrecv_stress"), ("tcp", "isendirecv_stress"), ("shm", "isendirecv_stress")]
+    {
+        let ended = collective(&[
+            "--spawn",
+            "2",
+            "--transport",
+            transport,
+            "--messages",
+            "7",
+            "--threads",
+            "2",
+            stress,
+        ]);
+        assert_eq!(rows(&ended), 2, "{stress} over {transport}: {ended:?}");
+        assert!(ended.out.starts_with(&format!("# {stress} of float32, 2 ranks")), "{ended:?}");
+    }
+    let ended = collective(&["--spawn", "3", "--inputs", "3", "--json", "allreduce_local"]);
+    let json: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    assert!(ended.status.success() && json["benchmark"] == "allreduce_local", "{ended:?}");
     let ended =
         collective(&["--spawn", "3", "--transport", "auto", "--halfprecision", "--inputs", "2"]);
     assert!(rows(&ended) == 2 && ended.out.contains("of float16, 3 ranks, auto lo"), "{ended:?}");
@@ -86,17 +96,97 @@ fn collective_tls_with_certificates() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
-/// The command line of Gloo's README, and the benchmark of Gloo's that has no counterpart here.
+/// What Gloo's README and its benchmark's help have.
 #[test]
 fn collective_takes_gloo_command_lines() {
     let help = run(&["collective", "--help"]);
-    assert!(help.status.success() && !help.out.contains("isendirecv"), "{help:?}");
+    assert!(help.status.success() && help.out.contains("isendirecv_stress"), "{help:?}");
     let whole = ["collective", "--spawn", "2", "--transport", "shm", "--iteration-count", "1"];
-    let sweep = ["--warmup-iters", "1", "--elements", "-1", "--busy-poll=false"];
+    let sweep = ["--warmup-iters", "1", "--elements", "-1", "--busy-poll=false", "--verify"];
     let ended = run(&[&whole[..], &sweep].concat());
     assert_eq!(rows(&ended), 21, "{ended:?}");
-    let ended = collective(&["--spawn", "2", "isendirecv_stress"]);
-    assert!(!ended.status.success() && ended.err.contains("isendirecv_stress"), "{ended:?}");
+    for low_latency in [
+        &["--sync=true", "--busy-poll=true"][..],
+        &["--sync=1", "--busy-poll", "Yes"],
+        &["--sync", "T", "--busy-poll=0"],
+        &["--sync=false"],
+    ] {
+        let verify = ["--spawn", "2", "--no-verify", "--verify", "--json", "allreduce_ring"];
+        let ended = collective(&[low_latency, &verify].concat());
+        assert!(ended.status.success(), "{low_latency:?}: {ended:?}");
+        let json: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+        assert_eq!(json["verified"], true, "{ended:?}");
+    }
+    let ended = collective(&["--spawn", "2", "--verify", "--no-verify", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    assert_eq!(json["verified"], false, "{ended:?}");
+}
+
+#[test]
+fn collective_pairwise_exchange_divides_bytes_between_destinations() {
+    let arguments = ["--spawn", "4", "--destinations", "2", "--elements", "1001", "--json"];
+    let few = ["--iteration-count", "2", "--warmup-iters", "1", "pairwise_exchange"];
+    let ended = collective(&[&arguments[..], &few].concat());
+    assert!(ended.status.success(), "{ended:?}");
+    let json: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    assert_eq!((&json["element"], &json["rows"][0]["bytes"]), (&"uint8".into(), &1001.into()));
+    assert_eq!(json["errors"], serde_json::json!([]), "{ended:?}");
+    // The sweep begins where each destination has a byte.
+    let sweep = ["--spawn", "8", "--in-process", "--destinations", "3", "--elements", "-1"];
+    let ended = collective(&[&sweep[..], &few].concat());
+    assert_eq!(rows(&ended), 19, "{ended:?}");
+}
+
+#[test]
+fn collective_cuda_benchmarks_say_what_they_need() {
+    for name in [
+        "cuda_allreduce_bcube",
+        "cuda_allreduce_halving_doubling",
+        "cuda_allreduce_halving_doubling_pipelined",
+        "cuda_allreduce_ring_chunked",
+        "cuda_broadcast_one_to_all",
+    ] {
+        let ended = collective(&["--spawn", "2", name]);
+        let says = format!("error: {name} needs buffers in the memory of a GPU");
+        assert!(!ended.status.success() && ended.err.starts_with(&says), "{ended:?}");
+        assert_eq!(ended.err.trim_end().lines().count(), 1, "{ended:?}");
+    }
+}
+
+/// The test sets mpirun's variables. It runs no mpirun.
+#[test]
+fn collective_mpi_takes_ranks_from_mpirun() {
+    let folder = Folder::new("mpirun");
+    let arguments =
+        ["collective", "--mpi", "--elements", "10", "--iteration-count", "3", "--timeout", "30"];
+    let by_mpirun = |rank: usize, command: &mut Command| {
+        command
+            .env("RANK", "7")
+            .env_remove("WORLD_SIZE")
+            .env_remove("MASTER_ADDR")
+            .env("OMPI_COMM_WORLD_RANK", rank.to_string())
+            .env("OMPI_COMM_WORLD_SIZE", "3")
+            .env("OMPI_COMM_WORLD_LOCAL_SIZE", "3")
+            .env("PMIX_SERVER_TMPDIR", folder.file("session"));
+    };
+    let mut all = ranks_with(3, &arguments, by_mpirun);
+    let others = all.split_off(1);
+    let first = all.remove(0).end();
+    assert_eq!(rows(&first), 1);
+    assert!(first.out.contains("3 ranks, tcp lo"), "{first:?}");
+    for other in others {
+        let ended = other.end();
+        assert!(ended.status.success(), "{ended:?}");
+    }
+    // Ranks of several hosts share no folder of mpirun's.
+    let across = |rank: usize, command: &mut Command| {
+        by_mpirun(rank, command);
+        command.env("OMPI_COMM_WORLD_LOCAL_SIZE", "2");
+    };
+    let ended = ranks_with(1, &arguments, across).remove(0).end();
+    assert!(!ended.status.success() && ended.err.contains("--shared-path"), "{ended:?}");
+    let ended = collective(&["--mpi"]);
+    assert!(!ended.status.success() && ended.err.contains("mpirun has not started"), "{ended:?}");
 }
 
 #[test]
@@ -135,12 +225,24 @@ fn collective_rendezvous_by_redis() {
         std::thread::yield_now();
     }
     let port = port.to_string();
-    let arguments = ["collective", "--elements", "10", "--iteration-count", "3"];
-    let store = ["--redis-host", "127.0.0.1", "--redis-port", &port, "--prefix", "run"];
-    let ended = run(&[&arguments[..], &store, &["--spawn", "3"]].concat());
+    let redis = ["--redis-host", "127.0.0.1", "--redis-port", &port];
+    let few = ["collective", "--spawn", "3", "--elements", "10", "--iteration-count", "3"];
+    let ended = run(&[&few[..], &redis, &["--prefix", "run"]].concat());
+    // As Gloo's README starts each rank.
+    let each = ["collective", "--size", "2", "--prefix", "other", "--transport", "tcp"];
+    let long = ["--elements", "100", "--iteration-time", "50ms"];
+    let mut all = ranks_with(2, &[&each[..], &redis, &long].concat(), |rank, command| {
+        command.args(["--rank", &rank.to_string(), "allreduce_ring_chunked"]);
+        for name in ["RANK", "WORLD_SIZE", "MASTER_ADDR"] {
+            command.env_remove(name);
+        }
+    });
+    let (second, first) = (all.remove(1), all.remove(0).end());
+    let second = second.end();
     server.kill().unwrap();
     server.wait().unwrap();
     assert_eq!(rows(&ended), 1, "{ended:?}");
+    assert!(rows(&first) == 1 && second.status.success(), "{first:?} {second:?}");
 }
 
 #[test]
@@ -151,6 +253,16 @@ fn collective_flag_errors_are_one_line() {
         (&["--spawn", "2", "--tcp-device", "none0"], "none0"),
         (&["--spawn", "3", "sendrecv_roundtrip"], "2 ranks"),
         (&["--spawn", "2", "pairwise_exchange", "--destinations", "2"], "--destinations 2"),
+        (&["--spawn", "3", "pairwise_exchange"], "2 ranks or a multiple, there are 3"),
+        (&["--spawn", "2", "pairwise_exchange", "--elements", "0"], "at least one byte"),
+        (&["--spawn", "3", "isendirecv_stress"], "2 ranks"),
+        (&["--spawn", "2", "--busy-poll=true"], "--sync=true"),
+        (&["--spawn", "2", "--sync=perhaps"], "--sync"),
+        (&["--spawn", "2", "--gpudirect"], "CUDA"),
+        (&["--spawn", "2", "--tcp-device", "lo,none0"], "none0"),
+        (&["--spawn", "2", "--ib-device", "mlx5_0"], "--transport ibverbs"),
+        (&["--spawn", "2", "--transport", "ibverbs", "--ib-port", "1"], "--ib-device"),
+        (&["--spawn", "2", "--transport", "ibverbs", "--ib-device", "mlx5_0:2"], "mlx5_0:2"),
         (&["--spawn", "2", "--transport", "tls"], "--cert, --pkey and --ca-file"),
         (
             &["--spawn", "2", "--transport", "tls", "--cert", "c", "--pkey", "k", "--ca-path", "/"],

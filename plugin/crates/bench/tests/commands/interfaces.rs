@@ -2,8 +2,10 @@
 //! real networks do.
 
 use std::process::Command;
+use std::thread;
+use std::time::Instant;
 
-use crate::process::{Running, bench, is_row};
+use crate::process::{PATIENCE, Running, bench, is_row};
 
 /// The commands that make two cards with a subnet each, and then run the program.
 const CARDS: &str = "
@@ -88,4 +90,29 @@ fn interfaces_without_carrier_are_named() {
     let line = line.unwrap_or_else(|| panic!("{ended:?}"));
     let reasons = ["e0 (excluded by NCCL_SOCKET_IFNAME)", "e1 (no carrier)"];
     assert!(reasons.iter().all(|reason| line.contains(reason)), "{line}");
+}
+
+/// The bytes that open connections from an address have sent, where a program runs.
+fn bytes_sent(running: &Running, address: &str) -> u64 {
+    let namespace = format!("--net=/proc/{}/ns/net", running.id());
+    let listed = Command::new("nsenter").args([&namespace, "ss", "-tinH", "src", address]).output();
+    let words = String::from_utf8(listed.unwrap().stdout).unwrap();
+    words
+        .split_whitespace()
+        .filter_map(|word| word.strip_prefix("bytes_sent:")?.parse::<u64>().ok())
+        .sum()
+}
+
+#[test]
+fn collective_threads_take_turns_at_interfaces() {
+    let devices = ["collective", "--spawn", "2", "--threads", "2", "--tcp-device", "e0,e1"];
+    let long = ["--elements", "100000", "--iteration-time", "600s", "--no-verify"];
+    let mut running = with_cards(CARDS, "", &[&devices[..], &long].concat());
+    running.line(|line| line.contains("2 ranks, tcp e0,e1,"));
+    let deadline = Instant::now() + PATIENCE;
+    // More than joining the group takes.
+    while ["10.9.0.1", "10.9.1.1"].iter().any(|card| bytes_sent(&running, card) < 10_000_000) {
+        assert!(Instant::now() < deadline, "a card carries nothing");
+        thread::yield_now();
+    }
 }

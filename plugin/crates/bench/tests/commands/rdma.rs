@@ -76,28 +76,19 @@ fn rdma_allreduce_reports_its_transport() {
 #[test]
 #[ignore = "runs in the RDMA lab"]
 fn rdma_collectives() {
-    let mut command = bench(&[
-        "collective",
-        "--spawn",
-        "2",
-        "--transport",
-        "rdma",
-        "--elements",
-        "100,300000",
-        "--iteration-count",
-        "3",
-        "--warmup-iters",
-        "1",
-        "--json",
-        "allreduce",
-    ]);
-    command.env_remove("NCCL_SOCKET_IFNAME");
-    let ended = Running::start(command).end();
-    assert!(ended.status.success(), "{ended:?}");
-    let report: Value = serde_json::from_str(&ended.out).unwrap();
-    assert_eq!((&report["transport"], &report["verified"]), (&"rdma".into(), &true.into()));
-    assert!(report["errors"].as_array().unwrap().is_empty(), "{report}");
-    assert_eq!(report["rows"].as_array().unwrap().len(), 2, "{report}");
+    let by_gloo_names = ["--transport", "ibverbs", "--ib-device", "rxe0", "--ib-port", "1"];
+    for how in [&["--transport", "rdma"][..], &by_gloo_names] {
+        let few = ["--elements", "100,300000", "--iteration-count", "3", "--warmup-iters", "1"];
+        let start = ["collective", "--spawn", "2", "--json", "allreduce"];
+        let mut command = bench(&[&start[..], &few, how].concat());
+        command.env_remove("NCCL_SOCKET_IFNAME");
+        let ended = Running::start(command).end();
+        assert!(ended.status.success(), "{ended:?}");
+        let report: Value = serde_json::from_str(&ended.out).unwrap();
+        assert_eq!((&report["transport"], &report["verified"]), (&"rdma".into(), &true.into()));
+        assert!(report["errors"].as_array().unwrap().is_empty(), "{report}");
+        assert_eq!(report["rows"].as_array().unwrap().len(), 2, "{report}");
+    }
 }
 
 #[test]
@@ -223,6 +214,10 @@ fn rdma_required_without_a_device_is_an_error() {
     let device = ["collective", "--spawn", "2", "--transport", "rdma", "--tcp-device", "lo"];
     let ended = run(&device);
     assert!(!ended.status.success() && ended.err.contains("NCCL_IB_HCA"), "{ended:?}");
+    let ibverbs = ["collective", "--spawn", "2", "--transport", "ibverbs"];
+    let port = ["--ib-device", "none0", "--ib-port", "1", "--ib-index", "0"];
+    let ended = run(&[&ibverbs[..], &port].concat());
+    assert!(!ended.status.success() && ended.err.contains("EVENKEEL_TRANSPORT"), "{ended:?}");
     let mut command = bench(&["allreduce", "--spawn", "2", "-b", "4", "-e", "4"]);
     by_rdma(&mut command, "none0");
     let ended = Running::start(command).end();

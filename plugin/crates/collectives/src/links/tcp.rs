@@ -92,6 +92,20 @@ impl Tcp {
         Self::open(value, false)
     }
 
+    /// Opens the network as the environment sets it, but requires RDMA over this port of a device such as `mlx5_0`. `gid_index`
+    /// selects the GID.
+    ///
+    /// # Errors
+    /// As [`Tcp::over_rdma`].
+    pub fn over_rdma_port(device: &str, port: u8, gid_index: Option<u8>) -> Result<Self> {
+        if device.is_empty() || device.contains([':', ',']) {
+            return Err(Error::argument(format!(
+                "{device:?} is not the name of an RDMA device, such as mlx5_0"
+            )));
+        }
+        Self::open(rdma_port_setting(device, port, gid_index), false)
+    }
+
     /// Opens the network. `value` gives a setting's value from its name and the environment's value. `single_host`: all ranks share
     /// the processors of this host, so the thread that waits for bytes moves them.
     fn open(
@@ -128,6 +142,20 @@ impl Tcp {
         let listener = self.network.listen(self.device, "collectives", MemoryTypes::HOST);
         let listener = listener.map_err(|error| Error::system("network", error))?;
         Ok(Box::new(TcpEndpoint { tcp: self.clone(), listener, notified }))
+    }
+}
+
+/// The value of a setting, from its name and the environment's value, where RDMA has to go over one port.
+fn rdma_port_setting(
+    device: &str,
+    port: u8,
+    gid_index: Option<u8>,
+) -> impl Fn(&str, Option<String>) -> Option<String> {
+    move |name, set| match (name, gid_index) {
+        ("EVENKEEL_TRANSPORT", _) => Some("rdma".to_owned()),
+        ("NCCL_IB_HCA", _) => Some(format!("={device}:{port}")),
+        ("NCCL_IB_GID_INDEX", Some(index)) => Some(index.to_string()),
+        _ => set,
     }
 }
 
@@ -460,6 +488,26 @@ mod tests {
         let tcp = Tcp::on(LOOPBACK).unwrap();
         let listener = tcp.network.listen(tcp.device, "", MemoryTypes::HOST).unwrap();
         TcpEndpoint { tcp, listener, notified: None }
+    }
+
+    #[test]
+    fn rdma_port_is_set_for_the_transport() {
+        let set = |name: &str, gid_index| {
+            rdma_port_setting("mlx5_1", 2, gid_index)(name, Some("7".to_owned()))
+        };
+        for (name, gid_index, value) in [
+            ("EVENKEEL_TRANSPORT", None, "rdma"),
+            ("NCCL_IB_HCA", None, "=mlx5_1:2"),
+            ("NCCL_IB_GID_INDEX", Some(3), "3"),
+            ("NCCL_IB_GID_INDEX", None, "7"),
+            ("EVENKEEL_FLOWS", None, "7"),
+        ] {
+            assert_eq!(set(name, gid_index).as_deref(), Some(value), "{name}");
+        }
+        for wrong in ["", "mlx5_1:2", "mlx5_0,mlx5_1"] {
+            let error = Tcp::over_rdma_port(wrong, 1, None).map(drop).unwrap_err().to_string();
+            assert!(error.contains(&format!("{wrong:?} is not")), "{error}");
+        }
     }
 
     #[test]
