@@ -64,7 +64,7 @@ func (r *results) markdown() []byte {
 		quick = "; a quick run"
 	}
 	fmt.Fprintf(&b, heading, r.Source, r.Machine, r.Machine.Quiet(), r.Rounds, r.Length, r.Took.Minutes(), quick, r.Gloo, strings.Join(r.algorithms(), ", "))
-	b.WriteString(page.OwnGoals + "\n\n")
+	b.WriteString(page.OneProcessor + "\n\n" + page.OwnGoals + "\n\n")
 	goals := page.Table{Heading: []string{"case", "goal", "reached", "measured"}}
 	for _, row := range r.goals() {
 		goals.Add(row.what, row.goal, row.reached, row.measured)

@@ -20,6 +20,7 @@ Written by `+"`make bench-rccl`"+`; do not edit.
 
 %d rounds at %s. Machine: %s. %s
 %s
+%s
 
 RCCL is real: Debian's 2.13.4. The GPUs are not: memory is the host's, and the kernels run on the same processors as the network
 ([how](../../hack/lab/rccl/README.md)). So the page shows how the two networks share links under a real library's traffic. It cannot show
@@ -29,7 +30,7 @@ All-reduces of %d MiB between two hosts of one rank each, every element checked.
 the median of the rounds, and in brackets the least and the greatest. A round has new processes and so new ports, which the links are
 chosen by. The last column compares the medians of Evenkeel and of the better sockets.
 
-`, rounds, source, host, host.Quiet(), source.Since("plugin/crates", "hack/lab/rccl"), allReduceBytes>>20)
+`, rounds, source, host, host.Quiet(), source.Since("plugin/crates", "hack/lab/rccl"), page.OneProcessor, allReduceBytes>>20)
 	table := page.Table{Heading: []string{"network", "links' limit"}}
 	for _, c := range contenders {
 		table.Heading = append(table.Heading, c.name)

@@ -94,9 +94,10 @@ evenkeel-bench scale --plain-sockets 2 --connections 1024     # as many sockets 
 %s. %d rounds at %s; in each, all contenders run one after the other.
 %s
 %s
+%s
 Figures are medians, with the least and the greatest of the rounds in brackets.
 
-`, "`make bench-scale`", idleSeconds, "```", "```", r.machine, r.rounds, r.source, r.source.Since("plugin/crates"), r.machine.Quiet())
+`, "`make bench-scale`", idleSeconds, "```", "```", r.machine, r.rounds, r.source, r.source.Since("plugin/crates"), r.machine.Quiet(), page.OneProcessor)
 	table := page.Table{Heading: []string{"contender", "listen and open, s", "close, s", "descriptors of a pair", "memory of a pair, KiB", "idle: % of a processor", "wake-ups a second"}}
 	for _, c := range r.cases {
 		cell := func(format string, figure func(outcome) float64) string {

@@ -116,6 +116,7 @@ def page(all_times, rounds):
         "There `evenkeel` takes shared memory, and Gloo has only TCP. Between hosts: [collectives](collectives.md).",
         "",
         f"Machine: {processor()}. torch {torch.__version__}, {datetime.datetime.now(datetime.UTC):%Y-%m-%d}.",
+        "Another processor gives other figures; none was measured on one.",
     ]
     for size, times in all_times.items():
         lines += ["", f"## {size} processes", "", "| | evenkeel | Gloo | evenkeel / Gloo |", "|---|---|---|---|"]

@@ -18,6 +18,9 @@ import (
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
+// OneProcessor is a note for pages whose figures come from one machine.
+const OneProcessor = "Another processor gives other figures; none was measured on one."
+
 // OwnGoals is a note for every page with goals.
 const OwnGoals = "Goals are this project's own: \"reached: yes\" means that a figure is as good as was asked for, not that it is the best."
 
