@@ -209,7 +209,7 @@ func explainTemplates(job *unstructured.Unstructured, out io.Writer) error {
 			fmt.Fprintf(out, "  %s does not have it: the webhook did not see the job when it was created; create the job again\n", t.Path)
 			continue
 		}
-		r, err := inject.FromPod(map[string]string{evenkeel.ProfileKey: t.Label(evenkeel.ProfileKey)}, t.Annotations())
+		r, err := inject.FromPod(t.Labels(), t.Annotations())
 		if err != nil {
 			return fmt.Errorf("%s: %w", t.Path, err)
 		}
@@ -219,6 +219,9 @@ func explainTemplates(job *unstructured.Unstructured, out io.Writer) error {
 			for _, name := range r.Variables() {
 				text += fmt.Sprintf(" %s=%s", name, r.Environment[name])
 			}
+		}
+		if r.Reduction != nil {
+			text += "\n  reduction servers " + strings.Join(r.Reduction.Servers, ", ")
 		}
 		if r.RDMA != nil {
 			text += fmt.Sprintf("\n  device   %s, %d for each container", r.RDMA.Resource, r.RDMA.Count)

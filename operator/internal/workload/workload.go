@@ -369,6 +369,12 @@ func (t Template) Label(key string) string {
 	return value
 }
 
+// Labels returns the template's labels.
+func (t Template) Labels() map[string]string {
+	values, _, _ := unstructured.NestedStringMap(t.content, "metadata", "labels") // labels that are no strings are not ours
+	return values
+}
+
 // Annotations returns the template's annotations.
 func (t Template) Annotations() map[string]string {
 	values, _, _ := unstructured.NestedStringMap(t.content, "metadata", "annotations") // annotations that are no strings are not ours

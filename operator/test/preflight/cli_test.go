@@ -116,10 +116,10 @@ func TestKubectlPluginWhyJob(t *testing.T) {
 	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "llama", Annotations: map[string]string{evenkeel.ProfileKey: "default"}}}
 	job.Spec.Suspend = &yes
 	// What the workload webhook does.
-	job.Spec.Template.Labels = map[string]string{evenkeel.ProfileKey: "default"}
+	job.Spec.Template.Labels = map[string]string{evenkeel.ProfileKey: "default", evenkeel.ReductionClientKey: "llama-reduce-0"}
 	job.Spec.Template.Annotations = map[string]string{
 		evenkeel.PluginImageKey: pluginName, evenkeel.DeliveryKey: "ImageVolume", evenkeel.PluginPathKey: "/opt/evenkeel/plugin", evenkeel.ConflictPolicyKey: "Keep",
-		evenkeel.EnvironmentKey: `{"EVENKEEL_FLOWS": "4"}`,
+		evenkeel.EnvironmentKey: `{"EVENKEEL_FLOWS": "4"}`, evenkeel.ReductionServersKey: "llama-reduce-0-0.llama-reduce-0.default.svc:7470",
 	}
 	job.Spec.Template.Spec = corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "c", Image: "c"}}}
 	plain := job.DeepCopy()
@@ -147,7 +147,7 @@ func TestKubectlPluginWhyJob(t *testing.T) {
 			}
 		}
 	})
-	words := []string{"Job default/llama: profile default", pluginName, "ImageVolume, in /opt/evenkeel/plugin", "EVENKEEL_FLOWS=4", "llama-0", "left unchanged: container c sets NCCL_NET_PLUGIN itself",
+	words := []string{"Job default/llama: profile default", pluginName, "ImageVolume, in /opt/evenkeel/plugin", "EVENKEEL_FLOWS=4", "reduction servers llama-reduce-0-0.llama-reduce-0.default.svc:7470", "llama-0", "left unchanged: container c sets NCCL_NET_PLUGIN itself",
 		"the plugin refused to start, so NCCL does without: EVENKEEL_FLOWS=many", "it is suspended, but not by Evenkeel", "gate example.com/gate", "Its pods avoid\n  why-0"}
 	plugin(t, config, cli.ExitPass, "why llama", words...)
 	plugin(t, config, cli.ExitPass, "why job/llama -n default", words...)
