@@ -166,7 +166,12 @@ func (w *webhookRole) run(ctx context.Context) error {
 		return fmt.Errorf("address of reports: %w", err)
 	}
 	mgr.GetWebhookServer().Register("/mutate-pod", admission.Pods(mgr.GetScheme(), mgr.GetAPIReader(), reports.get))
-	mgr.GetWebhookServer().Register("/mutate-annotated-pod", admission.AnnotatedPods(mgr.GetScheme(), mgr.GetClient(), mgr.GetAPIReader(), reports.get))
+	siblings := admission.NewSiblings()
+	if err := siblings.SetupWithManager(mgr); err != nil {
+		return fmt.Errorf("pods that ask themselves: %w", err)
+	}
+	mgr.GetWebhookServer().Register("/mutate-annotated-pod", admission.AnnotatedPods(mgr.GetScheme(), mgr.GetClient(), mgr.GetAPIReader(), siblings, reports.get))
+	checks = append(checks, siblings.Ready)
 	return serve(ctx, mgr, checks)
 }
 

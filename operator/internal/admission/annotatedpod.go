@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -27,21 +26,19 @@ const maxRemembered = 4096
 
 // AnnotatedPods is the webhook for pods whose own annotation asks for a profile: those of owners of kinds that Evenkeel does not
 // list, which the annotation on a pod template reaches. All pods of an owner get the profile as it was when the first was created:
-// the others copy it from a pod that lives. Both readers serve NetworkProfiles and Namespaces, cached serves NetworkCheckPolicies
-// and live pods too.
-func AnnotatedPods(scheme *runtime.Scheme, cached, live client.Reader, reports func() string) *admission.Webhook {
-	return admission.WithDefaulter[*corev1.Pod](scheme, &annotatedPodInjector{cached: cached, live: live, reports: reports, known: map[types.UID]inject.Resolved{}, started: map[types.UID]bool{}})
+// the others copy it from a pod that lives. Both readers serve NetworkProfiles and Namespaces, cached serves NetworkCheckPolicies too.
+func AnnotatedPods(scheme *runtime.Scheme, cached, live client.Reader, siblings *Siblings, reports func() string) *admission.Webhook {
+	return admission.WithDefaulter[*corev1.Pod](scheme, &annotatedPodInjector{cached: cached, live: live, siblings: siblings, reports: reports, known: map[types.UID]inject.Resolved{}})
 }
 
 type annotatedPodInjector struct {
 	cached, live client.Reader
+	siblings     *Siblings
 	reports      func() string
 
 	mu sync.Mutex
-	// known has the profiles of owners, as they were resolved.
+	// known has the profiles of owners, as they were resolved: a pod that was made just now is not seen yet.
 	known map[types.UID]inject.Resolved
-	// started has owners that had a pod which did not wait.
-	started map[types.UID]bool
 }
 
 // Default pins the profile to the pod and injects it. An error refuses the pod; its text is for the user.
@@ -78,10 +75,11 @@ func (a *annotatedPodInjector) Default(ctx context.Context, pod *corev1.Pod) err
 	delete(pod.Labels, evenkeel.GatedKey)
 	gated, err := gateWanted(ctx, a.cached, name, pod.Annotations[evenkeel.GateKey], gateCase{queued: workload.QueuedPod(pod)})
 	if err != nil || gated {
-		late, listErr := a.hasStarted(ctx, request.Namespace, owner)
-		if listErr != nil {
-			err = listErr
-		} else if late {
+		// Its other pods do not wait if one does not, since that may hold accelerators while it waits for them.
+		late, waitErr := a.siblings.hasStarted(ctx, ownerKey{request.Namespace, owner})
+		if waitErr != nil {
+			err = waitErr
+		} else if late && owner != "" {
 			gated, err = false, nil
 		}
 	}
@@ -103,9 +101,13 @@ func (a *annotatedPodInjector) resolve(ctx context.Context, name, namespace stri
 	if ok && known.Profile == name {
 		return known, nil
 	}
-	resolved, found, err := a.ofSibling(ctx, name, namespace, owner)
-	if err != nil {
-		return resolved, err
+	var resolved inject.Resolved
+	var found bool
+	if owner != "" {
+		var err error
+		if resolved, found, err = a.siblings.gotFrom(ctx, name, ownerKey{namespace, owner}); err != nil {
+			return resolved, err
+		}
 	}
 	if !found {
 		profile, err := getProfile(ctx, a.cached, name, namespace)
@@ -129,56 +131,4 @@ func (a *annotatedPodInjector) resolve(ctx context.Context, name, namespace stri
 		a.known[owner] = resolved
 	}
 	return resolved, nil
-}
-
-// ofSibling returns what another pod of the owner has.
-func (a *annotatedPodInjector) ofSibling(ctx context.Context, name, namespace string, owner types.UID) (resolved inject.Resolved, found bool, err error) {
-	if owner == "" {
-		return resolved, false, nil
-	}
-	list := &metav1.PartialObjectMetadataList{}
-	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
-	if err := a.live.List(ctx, list, client.InNamespace(namespace), client.Limit(1), client.MatchingLabels{evenkeel.OwnerKey: string(owner), evenkeel.ProfileKey: name}); err != nil {
-		return resolved, false, fmt.Errorf("list pods of the same owner: %w", err)
-	}
-	if len(list.Items) == 0 {
-		return resolved, false, nil
-	}
-	resolved, err = inject.FromPod(map[string]string{evenkeel.ProfileKey: name}, list.Items[0].Annotations)
-	return resolved, err == nil, err
-}
-
-// hasStarted reports whether the owner has a pod that does not wait: its gate was opened, or it never had one. Its other pods do not
-// wait then, since the first may hold accelerators while it waits for them.
-func (a *annotatedPodInjector) hasStarted(ctx context.Context, namespace string, owner types.UID) (bool, error) {
-	if owner == "" {
-		return false, nil
-	}
-	a.mu.Lock()
-	started := a.started[owner]
-	a.mu.Unlock()
-	if started {
-		return true, nil
-	}
-	selector, err := labels.Parse(fmt.Sprintf("%s=%s,!%s", evenkeel.OwnerKey, owner, evenkeel.GatedKey))
-	if err != nil {
-		return false, fmt.Errorf("select pods of owner %s: %w", owner, err)
-	}
-	list := &metav1.PartialObjectMetadataList{}
-	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
-	// Of the API server's memory: a large owner makes thousands of pods at once, and each asks.
-	fromMemory := &client.ListOptions{Namespace: namespace, LabelSelector: selector, Raw: &metav1.ListOptions{ResourceVersion: "0"}}
-	if err := a.live.List(ctx, list, fromMemory); err != nil {
-		return false, fmt.Errorf("list pods of the same owner: %w", err)
-	}
-	if len(list.Items) == 0 {
-		return false, nil
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if len(a.started) >= maxRemembered {
-		clear(a.started)
-	}
-	a.started[owner] = true
-	return true, nil
 }

@@ -1,0 +1,145 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/inject"
+)
+
+// siblingOf is a pod of an owner in the namespace team, as the webhook made it from a profile whose variable G has the value.
+func siblingOf(owner, name, value string, waits bool) *metav1.PartialObjectMetadata {
+	r := inject.Resolve(profile("default", func(s *evenkeel.NetworkProfileSpec) {
+		s.Environment = []evenkeel.EnvironmentVariable{{Name: "G", Value: value}}
+	}), "")
+	pod := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: types.UID(name), Labels: r.Labels(), Annotations: r.Annotations()}}
+	pod.Labels[evenkeel.OwnerKey] = owner
+	if waits {
+		pod.Labels[evenkeel.GatedKey] = evenkeel.GatedValue
+	}
+	return pod
+}
+
+func TestSiblingsFollowPods(t *testing.T) {
+	s := NewSiblings()
+	expect := func(when, owner, value string, started bool) {
+		t.Helper()
+		key := ownerKey{"team", types.UID(owner)}
+		got, found, err := s.gotFrom(t.Context(), "default", key)
+		if err != nil || found != (value != "") || got.Environment["G"] != value {
+			t.Errorf("%s: pods of %s got %v, want %q, %v", when, owner, got.Environment, value, err)
+		}
+		if has, err := s.hasStarted(t.Context(), key); has != started || err != nil {
+			t.Errorf("%s: %s has started: %t, %v", when, owner, has, err)
+		}
+	}
+	if err := s.Ready(nil); err == nil {
+		t.Error("it is ready before the pods are listed")
+	}
+	// As the reflector does it: the first list is reduced on its way.
+	store := cache.NewStore(cache.DeletionHandlingMetaNamespaceKeyFunc, cache.WithTransformer(s.Transformer()))
+	forged := siblingOf("c", "c-0", "x", false)
+	forged.Annotations = nil
+	for _, pod := range []any{siblingOf("a", "a-0", "old", false), siblingOf("a", "a-1", "old", true), siblingOf("b", "b-0", "new", true), forged} {
+		if err := store.Add(pod); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Replace(store.List(), "1"); err != nil || s.Ready(nil) != nil {
+		t.Fatalf("%v, ready: %v", err, s.Ready(nil))
+	}
+	expect("listed", "a", "old", true)
+	expect("listed", "b", "new", false)
+	expect("listed, forged", "c", "", true)
+	expect("listed", "d", "", false)
+	if _, found, err := s.gotFrom(t.Context(), "another", ownerKey{"team", "a"}); found || err != nil {
+		t.Errorf("pods of another profile: %t, %v", found, err)
+	}
+	if _, found, err := s.gotFrom(t.Context(), "default", ownerKey{"others", "a"}); found || err != nil {
+		t.Errorf("pods of another namespace: %t, %v", found, err)
+	}
+	for what, change := range map[string]func(any) error{"delete": s.Delete, "another owner": s.Update} {
+		if err := s.Replace([]any{siblingOf("a", "a-0", "old", false)}, "2"); err != nil {
+			t.Fatal(err)
+		}
+		expect(what, "a", "old", true)
+		if err := change(siblingOf("z", "a-0", "old", false)); err != nil {
+			t.Fatal(err)
+		}
+		expect(what, "a", "", false)
+	}
+	if err := errors.Join(s.Replace(nil, "3"), s.Add(siblingOf("b", "b-0", "new", true))); err != nil {
+		t.Fatal(err)
+	}
+	expect("gated", "b", "new", false)
+	if err := s.Update(siblingOf("b", "b-0", "new", false)); err != nil {
+		t.Fatal(err)
+	}
+	expect("its gate has opened", "b", "new", true)
+	if len(s.pods) != 1 || len(s.owners) != 1 {
+		t.Errorf("%d pods of %d owners are kept", len(s.pods), len(s.owners))
+	}
+}
+
+// A hundred thousand pods of one job are not kept a hundred thousand times.
+func TestSiblingsKeepWhatPodsGotOnce(t *testing.T) {
+	s := NewSiblings()
+	for i := range 100 {
+		if err := s.Add(siblingOf("a", fmt.Sprint("a-", i), "same", false)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := s.pods["a-0"].got
+	for name, pod := range s.pods {
+		if pod.got == nil || pod.got != first {
+			t.Fatalf("%s has %p of its own, not %p", name, pod.got, first)
+		}
+	}
+}
+
+// The webhook asks the API server for no pods, whether or not it knows the owner: that would take as long as the namespace has pods.
+func TestAnnotatedPodNeedsNoList(t *testing.T) {
+	base := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(profile("default", nil)).Build()
+	reader := interceptor.NewClient(base, interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
+		if _, policies := list.(*evenkeel.NetworkCheckPolicyList); policies {
+			return c.List(ctx, list, options...)
+		}
+		return fmt.Errorf("a list of %T", list)
+	}})
+	siblings := NewSiblings()
+	if err := siblings.Replace([]any{siblingOf("known", "known-0", "old", false)}, "1"); err != nil {
+		t.Fatal(err)
+	}
+	injector := &annotatedPodInjector{cached: reader, live: reader, siblings: siblings, reports: func() string { return "" }, known: map[types.UID]inject.Resolved{}}
+	for owner, want := range map[string]string{"known": "old", "first": ""} {
+		yes := true
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{evenkeel.ProfileKey: "default"}, OwnerReferences: []metav1.OwnerReference{{APIVersion: "example.com/v1", Kind: "Task", Name: "t", UID: types.UID(owner), Controller: &yes}}}}
+		pod.Spec.Containers = []corev1.Container{{Name: "c"}}
+		ctx := admission.NewContextWithRequest(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{Namespace: "team"}})
+		if err := injector.Default(ctx, pod); err != nil {
+			t.Fatalf("%s: %v", owner, err)
+		}
+		value := ""
+		for _, v := range pod.Spec.Containers[0].Env {
+			if v.Name == "G" {
+				value = v.Value
+			}
+		}
+		if value != want || pod.Labels[evenkeel.OwnerKey] != owner || pod.Annotations[evenkeel.InjectedKey] == "" {
+			t.Errorf("%s: %q, labels %v, annotations %v", owner, value, pod.Labels, pod.Annotations)
+		}
+	}
+}
