@@ -27,11 +27,28 @@ const (
 	// sharedSuffix ends the resource's name where shared devices are offered by another name.
 	sharedSuffix = ".shared"
 
-	// draDriver and draType name the DRA driver of GPUs, and the attribute that tells whole ones from parts.
-	draDriver, draType = "gpu.nvidia.com", "type"
 	// slicesPage is how many ResourceSlices are read at a time.
 	slicesPage = 500
 )
+
+// draType is the attribute by which DRA drivers of GPUs tell whole ones from parts and other devices.
+const draType = "type"
+
+// A draDriver publishes GPUs in ResourceSlices.
+type draDriver struct {
+	name string
+	// whole is the type of a whole GPU.
+	whole string
+	// passing are the keys of taints by which the driver keeps pods off while others use the GPU.
+	passing []string
+}
+
+// draDrivers are those whose devices are counted. Names, types and taints are those of NVIDIA's k8s-dra-driver-gpu and of
+// ROCm's k8s-gpu-dra-driver (docs/driver-attributes.md).
+var draDrivers = []draDriver{
+	{name: "gpu.nvidia.com", whole: "gpu"},
+	{name: "gpu.amd.com", whole: "amdgpu", passing: []string{"gpu.amd.com/memory-partition-conflict"}},
+}
 
 // A Count says how many devices of a resource the node has, by the GPU feature discovery, and how many of them pods can get. A
 // device that several pods share counts that often.
@@ -63,21 +80,42 @@ func Counts(node *corev1.Node) (counts []Count, settled bool) {
 	return counts, state == "" || state == "success"
 }
 
-// DRA are the GPUs that a DRA driver offers on a node. Those with a taint are listed and cannot be used.
+// OffersResource reports whether pods can get accelerators of the node by an extended resource.
+func OffersResource(node *corev1.Node) bool {
+	for name, count := range node.Status.Allocatable {
+		if IsResource(name) && count.Sign() > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// DRA are the GPUs that DRA drivers offer on a node. Those with a taint are listed and cannot be used.
 type DRA struct{ Listed, Usable int64 }
 
 // ListDRA returns the GPUs that DRA offers, by node; none where the cluster does not serve ResourceSlices.
 func ListDRA(ctx context.Context, reader client.Reader) (map[string]DRA, error) {
+	byNode := map[string]DRA{}
+	for _, driver := range draDrivers {
+		if served, err := driver.list(ctx, reader, byNode); err != nil || !served {
+			return nil, err
+		}
+	}
+	return byNode, nil
+}
+
+// list adds the driver's GPUs.
+func (d draDriver) list(ctx context.Context, reader client.Reader, byNode map[string]DRA) (served bool, err error) {
 	type pool struct{ node, name string }
 	generation := map[pool]int64{}
 	offered := map[pool]DRA{}
 	var page resourcev1.ResourceSliceList
 	for {
-		err := reader.List(ctx, &page, client.MatchingFields{resourcev1.ResourceSliceSelectorDriver: draDriver}, client.Limit(slicesPage), client.Continue(page.Continue))
+		err := reader.List(ctx, &page, client.MatchingFields{resourcev1.ResourceSliceSelectorDriver: d.name}, client.Limit(slicesPage), client.Continue(page.Continue))
 		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
-			return nil, nil
+			return false, nil
 		} else if err != nil {
-			return nil, fmt.Errorf("list ResourceSlices: %w", err)
+			return false, fmt.Errorf("list ResourceSlices: %w", err)
 		}
 		for i := range page.Items {
 			spec := &page.Items[i].Spec
@@ -91,32 +129,35 @@ func ListDRA(ctx context.Context, reader client.Reader) (map[string]DRA, error) 
 			if spec.Pool.Generation > generation[p] {
 				generation[p], offered[p] = spec.Pool.Generation, DRA{}
 			}
-			offered[p] = offered[p].add(spec.Devices)
+			offered[p] = offered[p].add(d.count(spec.Devices))
 		}
 		if page.Continue == "" {
 			break
 		}
 	}
-	byNode := map[string]DRA{}
 	for p, o := range offered {
-		n := byNode[p.node]
-		byNode[p.node] = DRA{n.Listed + o.Listed, n.Usable + o.Usable}
+		byNode[p.node] = byNode[p.node].add(o)
 	}
-	return byNode, nil
+	return true, nil
 }
 
-// add counts the whole GPUs among the devices.
-func (d DRA) add(devices []resourcev1.Device) DRA {
+// count counts the whole GPUs among the devices.
+func (d draDriver) count(devices []resourcev1.Device) (found DRA) {
 	for i := range devices {
-		if kind, found := devices[i].Attributes[draType]; found && kind.StringValue != nil && *kind.StringValue != "gpu" {
+		if kind, has := devices[i].Attributes[draType]; has && kind.StringValue != nil && *kind.StringValue != d.whole {
 			continue
 		}
-		d.Listed++
-		if !slices.ContainsFunc(devices[i].Taints, func(t resourcev1.DeviceTaint) bool {
-			return t.Effect == resourcev1.DeviceTaintEffectNoSchedule || t.Effect == resourcev1.DeviceTaintEffectNoExecute
-		}) {
-			d.Usable++
+		found.Listed++
+		if !slices.ContainsFunc(devices[i].Taints, d.excludes) {
+			found.Usable++
 		}
 	}
-	return d
+	return found
 }
+
+// excludes reports whether the taint says that the device cannot be used.
+func (d draDriver) excludes(t resourcev1.DeviceTaint) bool {
+	return !slices.Contains(d.passing, t.Key) && (t.Effect == resourcev1.DeviceTaintEffectNoSchedule || t.Effect == resourcev1.DeviceTaintEffectNoExecute)
+}
+
+func (d DRA) add(other DRA) DRA { return DRA{d.Listed + other.Listed, d.Usable + other.Usable} }

@@ -56,6 +56,7 @@ func Unschedulable(node *corev1.Node, tolerations []corev1.Toleration) (reason, 
 
 // devices fails a node that offers only some of its GPUs, at once: a device plugin reports all devices in one message, so that fewer
 // are not on their way but unhealthy. A node that offers none may have a device plugin that has not registered yet, or is being replaced.
+// Where no label says how many there are, and no device plugin offers any, a DRA driver's list does.
 func devices(node *corev1.Node, dra accelerator.DRA) (v evenkeel.Verdict, reason, message string) {
 	counts, settled := accelerator.Counts(node)
 	if !settled {
@@ -71,6 +72,9 @@ func devices(node *corev1.Node, dra accelerator.DRA) (v evenkeel.Verdict, reason
 		case c.Usable < c.Installed:
 			return evenkeel.VerdictFail, ReasonMissingGPUs, fmt.Sprintf("%d of the node's %d GPUs (%s) can be used", c.Usable, c.Installed, c.Resource)
 		}
+	}
+	if len(counts) == 0 && dra.Usable < dra.Listed && !accelerator.OffersResource(node) {
+		return evenkeel.VerdictFail, ReasonMissingGPUs, fmt.Sprintf("%d of the node's %d GPUs (ResourceSlices) can be used: the others have a taint", dra.Usable, dra.Listed)
 	}
 	return "", "", ""
 }

@@ -311,6 +311,9 @@ func TestCapacityGPUs(t *testing.T) {
 		"DRA, one is tainted":              {map[string]string{"gpu.count": "8"}, nil, accelerator.DRA{Listed: 8, Usable: 7}, "Fail MissingGPUs"},
 		"DRA, all are tainted":             {map[string]string{"gpu.count": "8"}, nil, accelerator.DRA{Listed: 8}, "Fail MissingGPUs"},
 		"DRA beside a device plugin":       {map[string]string{"gpu.count": "8"}, map[string]string{"gpu": "7"}, accelerator.DRA{Listed: 8, Usable: 8}, "Fail MissingGPUs"},
+		"DRA, without labels":              {nil, nil, accelerator.DRA{Listed: 8, Usable: 8}, ""},
+		"DRA, without labels, one tainted": {nil, nil, accelerator.DRA{Listed: 8, Usable: 7}, "Fail MissingGPUs"},
+		"a plugin, and DRA without labels": {nil, map[string]string{"gpu": "8"}, accelerator.DRA{Listed: 8, Usable: 7}, ""},
 		"another vendor's, without labels": {nil, map[string]string{"gpu": "3"}, accelerator.DRA{}, ""},
 	} {
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{}}}

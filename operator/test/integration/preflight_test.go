@@ -8,11 +8,13 @@ import (
 	"testing"
 
 	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -229,5 +231,16 @@ func TestCapacityOfDRA(t *testing.T) {
 	slice(2, whole("gpu-0"), whole("gpu-1")) // the driver deletes the older one later
 	if reason, v := verdict(); v == evenkeel.VerdictFail || reason == "GPUsPending" {
 		t.Errorf("%s %s: both are offered", v, reason)
+	}
+
+	// Without the label, the driver's list says how many there are.
+	if err := admin.Patch(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "dra"}}, client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"labels": {"nvidia.com/gpu.count": null}}}`))); err != nil {
+		t.Fatal(err)
+	}
+	broken := whole("gpu-1")
+	broken.Taints = []resourcev1.DeviceTaint{{Key: "example.com/broken", Effect: resourcev1.DeviceTaintEffectNoSchedule}}
+	slice(3, whole("gpu-0"), broken)
+	if reason, v := verdict(); v != evenkeel.VerdictFail || reason != "MissingGPUs" {
+		t.Errorf("%s %s: one of two GPUs has a taint, and no label counts them", v, reason)
 	}
 }

@@ -375,12 +375,9 @@ func inUseMessage(node, user string) string {
 	return fmt.Sprintf("pod %s uses accelerators of %s", user, node)
 }
 
-// listDRA returns the GPUs that ResourceSlices offer, if a node offers its GPUs in no other way.
+// listDRA returns the GPUs that ResourceSlices offer, if a node offers none in another way.
 func (c *Reconciler) listDRA(ctx context.Context, nodes []corev1.Node, stages []evenkeel.Stage) (map[string]accelerator.DRA, error) {
-	if !slices.Contains(stages, evenkeel.StageCapacity) || !slices.ContainsFunc(nodes, func(n corev1.Node) bool {
-		counts, _ := accelerator.Counts(&n)
-		return slices.ContainsFunc(counts, func(c accelerator.Count) bool { return c.Usable == 0 })
-	}) {
+	if !slices.Contains(stages, evenkeel.StageCapacity) || !slices.ContainsFunc(nodes, func(n corev1.Node) bool { return !accelerator.OffersResource(&n) }) {
 		return nil, nil
 	}
 	return accelerator.ListDRA(ctx, c.live)
