@@ -219,10 +219,16 @@ func (b Builder) All(ctx context.Context) ([]string, error) {
 		operator.args = []string{"BASE_IMAGE=scratch"}
 		server.args = []string{"BASE_IMAGE=" + debianImage}
 	}
+	protocol, err := Protocol(root)
+	if err != nil {
+		return nil, err
+	}
+	speaks := []string{"--label", protocolLabel + "=" + protocol}
+	server.flags = append(server.flags, speaks...)
 	var names []string
 	for _, i := range []image{
 		operator,
-		{file: "images/plugin/Dockerfile", name: Plugin},
+		{file: "images/plugin/Dockerfile", name: Plugin, flags: speaks},
 		{file: "images/bench/Dockerfile", name: Bench, args: []string{"BASE_IMAGE=" + mpiImage}},
 		server,
 		{file: "images/training/Dockerfile", name: Training, args: []string{"BASE_IMAGE=" + Bench, "PLUGIN_IMAGE=" + Plugin}},
@@ -232,6 +238,7 @@ func (b Builder) All(ctx context.Context) ([]string, error) {
 		}
 		names = append(names, i.name)
 	}
+	b.report("plugin and reduction servers speak protocol " + protocol + ": in a registry, let their tags end with -p" + protocol)
 	return names, nil
 }
 

@@ -70,7 +70,7 @@ const (
 	ConditionReady = "Ready"
 	// ConditionRDMA says whether jobs get an RDMA device; absent with mode TCP.
 	ConditionRDMA = "RDMA"
-	// ConditionImagesMatch says whether plugin and reduction servers have the same version, by the tags of their images; absent
+	// ConditionImagesMatch says whether plugin and reduction servers speak the same protocols, by the tags of their images; absent
 	// where jobs get no servers.
 	ConditionImagesMatch = "ImagesMatch"
 	// ConditionDefaultApplied says whether the profile is as the chart's values have it; absent on other profiles than the chart's.
@@ -79,9 +79,11 @@ const (
 
 // Reasons of the condition ImagesMatch.
 const (
-	ReasonSameTag       = "SameTag"
-	ReasonTagsDiffer    = "TagsDiffer"
-	ReasonNotComparable = "NotComparable"
+	ReasonSameProtocol    = "SameProtocol"
+	ReasonProtocolsDiffer = "ProtocolsDiffer"
+	ReasonSameTag         = "SameTag"
+	ReasonTagsDiffer      = "TagsDiffer"
+	ReasonNotComparable   = "NotComparable"
 )
 
 // NetworkProfileSpec says which plugin jobs get, how, with which settings, and which jobs may use it.
@@ -126,6 +128,22 @@ type NetworkProfileSpec struct {
 	// +optional
 	// +kubebuilder:default={mode:OnRequest}
 	Reduction ReductionSpec `json:"reduction,omitzero"`
+
+	// check says how the nodes of the profile's jobs are checked.
+	// +optional
+	Check ProfileCheckSpec `json:"check,omitzero"`
+}
+
+// ProfileCheckSpec says how the nodes of the profile's jobs are checked.
+//
+// +kubebuilder:validation:MinProperties=1
+type ProfileCheckSpec struct {
+	// image has evenkeel-bench, for checks with this profile and the runner Bench that name no image. It loads the profile's plugin.
+	// Default: the installation's.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=512
+	Image string `json:"image,omitempty"`
 }
 
 // ReductionMode says which jobs get reduction servers.
@@ -150,8 +168,8 @@ const DefaultMaxReductionServers = 16
 // +kubebuilder:validation:MinProperties=1
 // +kubebuilder:validation:XValidation:rule="!has(self.servers) || !has(self.maxServers) || self.servers <= self.maxServers",message="servers is larger than maxServers"
 type ReductionSpec struct {
-	// image of the servers, of the repository that the installation's has. Plugin and servers of different versions may refuse each
-	// other, so set it with plugin.image: jobs get no servers while the tags of the two differ. Default: the installation's.
+	// image of the servers, of the repository that the installation's has. Plugin and servers of different protocols refuse each
+	// other, so set it with plugin.image: jobs get no servers while the tags of the two do not go together. Default: the installation's.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=512
@@ -200,8 +218,8 @@ type SizingSpec struct {
 //
 // +kubebuilder:validation:XValidation:rule="(has(self.delivery) && self.delivery == 'Preinstalled') || has(self.image)",message="image is required unless delivery is Preinstalled"
 type PluginSpec struct {
-	// image is the plugin image, pinned by digest so that every pod of a job gets the same. A tag before the digest,
-	// name:version@sha256:..., says which reduction servers it goes with.
+	// image is the plugin image, pinned by digest so that every pod of a job gets the same. A tag before the digest, such as
+	// name:0.1.0-p7.2@sha256:..., says which reduction servers it goes with: version and protocols.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=512

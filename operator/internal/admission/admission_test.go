@@ -410,6 +410,8 @@ func TestWorkloadWebhookReductionImagesDiffer(t *testing.T) {
 		{"registry.example.com/plugin:1.1.0" + digest, "", true},
 		{"registry.example.com/plugin:1.1.0" + digest, "registry.example.com/servers:1.1.0", false},
 		{"registry.example.com/plugin:1.0.0" + digest, "registry.example.com/servers:1.1.0", true},
+		{"registry.example.com/plugin:1.1.0-p7.2" + digest, "registry.example.com/servers:1.0.0-p7.2", false},
+		{"registry.example.com/plugin:1.0.0-p7.2" + digest, "registry.example.com/servers:1.0.0-p7.1", true},
 		{image, "", false}, // they cannot be compared, which the profile's condition says
 	} {
 		reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(profile("default", func(s *evenkeel.NetworkProfileSpec) {

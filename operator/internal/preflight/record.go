@@ -22,6 +22,8 @@ type Record struct {
 	Started time.Time `json:"started"`
 	// Launcher is what starts the runs, never Auto.
 	Launcher evenkeel.Launcher `json:"launcher"`
+	// Image is what the pods of all runs have; empty in reports of earlier versions.
+	Image string `json:"image,omitempty"`
 	// Plugin is the profile at that time, as annotations of pods, so that all runs use the same.
 	Plugin map[string]string `json:"plugin"`
 	// Transport is the transport that every run has to use; empty: the plugin chooses.

@@ -796,3 +796,85 @@ func TestCheckTTL(t *testing.T) {
 		return err != nil, client.IgnoreNotFound(err)
 	})
 }
+
+// The profile's image is that of its checks, for as long as each of them runs.
+func TestCheckImageOfProfile(t *testing.T) {
+	profile := &evenkeel.NetworkProfile{ObjectMeta: metav1.ObjectMeta{Name: "with-image"}}
+	profile.Spec.Plugin = evenkeel.PluginSpec{Image: pluginName, Delivery: evenkeel.DeliveryImageVolume}
+	profile.Spec.Check.Image = "registry.example.com/bench:of-profile"
+	if err := admin.Create(t.Context(), profile); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := admin.Delete(context.Background(), profile); err != nil {
+			t.Error(err)
+		}
+	})
+	f := newFleet(t, links(nil))
+	start(t, f, &clock{}, &clock{})
+	newNodes(t, "image", 2)
+	images := func(check string) map[string]bool {
+		var list batchv1.JobList
+		if err := admin.List(t.Context(), &list, client.InNamespace(namespace), client.MatchingLabels{evenkeel.CheckKey: check}); err != nil {
+			t.Fatal(err)
+		}
+		all := map[string]bool{}
+		for _, j := range list.Items {
+			all[j.Spec.Template.Spec.Containers[0].Image] = true
+		}
+		return all
+	}
+	runsWith := func(check, image string) {
+		t.Helper()
+		eventually(t, check+" runs with "+image, func(context.Context) (bool, error) {
+			all := images(check)
+			if len(all) > 0 && (len(all) > 1 || !all[image]) {
+				t.Fatalf("%s runs with %v, want %s", check, slices.Collect(maps.Keys(all)), image)
+			}
+			return len(all) == 1, nil
+		})
+	}
+	f.hold.Store(true)
+	with := func(name, own string) *evenkeel.NetworkCheck {
+		c := &evenkeel.NetworkCheck{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+		c.Spec.Nodes.Names, c.Spec.ProfileName = []string{"image-0", "image-1"}, profile.Name
+		c.Spec.Runner = evenkeel.RunnerSpec{Type: evenkeel.RunnerBench, Launcher: evenkeel.LauncherIndexedJob, Image: own}
+		c.Spec.Stages = []evenkeel.Stage{evenkeel.StageLocal, evenkeel.StagePairs}
+		if err := admin.Create(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := admin.Delete(context.Background(), c); err != nil {
+				t.Error(err)
+			}
+		})
+		return c
+	}
+	named := with("image-named", "registry.example.com/bench:own")
+	runsWith(named.Name, "registry.example.com/bench:own")
+	unnamed := with("image-unnamed", "")
+	runsWith(unnamed.Name, "registry.example.com/bench:of-profile")
+
+	profile.Spec.Check.Image = "registry.example.com/bench:later"
+	if err := admin.Update(t.Context(), profile); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the check names its report", func(ctx context.Context) (bool, error) {
+		err := admin.Get(ctx, client.ObjectKeyFromObject(unnamed), unnamed)
+		return unnamed.Status.ReportName != "", err
+	})
+	record, err := report.Read(t.Context(), admin, namespace, unnamed.Status.ReportName)
+	if err != nil || record.Record.Image != "registry.example.com/bench:of-profile" {
+		t.Errorf("the report has the image %q, %v", record.Record.Image, err)
+	}
+	f.hold.Store(false)
+	var later bool
+	err = wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, waitTimeout, true, func(ctx context.Context) (bool, error) {
+		later = later || images(unnamed.Name)["registry.example.com/bench:later"]
+		err := admin.Get(ctx, client.ObjectKeyFromObject(unnamed), unnamed)
+		return meta.IsStatusConditionTrue(unnamed.Status.Conditions, evenkeel.ConditionComplete), err
+	})
+	if err != nil || later {
+		t.Errorf("a run of a check that had begun has the profile's later image: %t, %v", later, err)
+	}
+}

@@ -143,9 +143,6 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 		nodes = int(*n)
 	}
 	check := jobs.Check{Object: object, Options: object.Spec.WithDefaultsFor(nodes), ImagePullSecrets: c.ImagePullSecrets, PriorityClass: c.PriorityClass}
-	if check.Options.Runner.Image == "" {
-		check.Options.Runner.Image, _ = c.defaultImage(check.Options.Runner.Type)
-	}
 	result, err := c.advance(ctx, check)
 	overdue := object.CreationTimestamp.Add(time.Duration(*check.Options.TimeoutSeconds)*time.Second + overdueAfter)
 	if err != nil && !c.Clock.Now().Before(overdue) {
@@ -202,6 +199,10 @@ func (c *Reconciler) loadReport(ctx context.Context, check *jobs.Check) (*report
 		}
 		c.reports.put(check.Object, r)
 	}
+	if check.Options.Runner.Image == "" {
+		installed, _ := c.defaultImage(check.Options.Runner.Type)
+		check.Options.Runner.Image = cmp.Or(r.Record.Image, installed)
+	}
 	var err error
 	check.Plugin, err = inject.FromPod(map[string]string{evenkeel.ProfileKey: check.Options.ProfileName}, r.Record.Plugin)
 	if err != nil {
@@ -218,12 +219,18 @@ func (c *Reconciler) defaultImage(runner evenkeel.RunnerType) (image, value stri
 	return c.BenchImage, "preflight.benchImage"
 }
 
+// imageOf is the image of the runs: the check's own, else the profile's, else the installation's.
+func (c *Reconciler) imageOf(runner evenkeel.RunnerSpec, profile *evenkeel.NetworkProfile) string {
+	installed, _ := c.defaultImage(runner.Type)
+	ofProfile := ""
+	if runner.Type == evenkeel.RunnerBench {
+		ofProfile = profile.Spec.Check.Image
+	}
+	return cmp.Or(runner.Image, ofProfile, installed)
+}
+
 // createReport selects the nodes, pins the plugin and records both.
 func (c *Reconciler) createReport(ctx context.Context, check *jobs.Check) (*report.Report, error) {
-	if check.Options.Runner.Image == "" {
-		_, value := c.defaultImage(check.Options.Runner.Type)
-		return nil, c.setNotRunnable(ctx, check.Object, "NoImage", "spec.runner.image is not set, and Evenkeel was installed without "+value)
-	}
 	profile := &evenkeel.NetworkProfile{}
 	err := c.client.Get(ctx, client.ObjectKey{Name: check.Options.ProfileName}, profile)
 	if apierrors.IsNotFound(err) {
@@ -235,6 +242,11 @@ func (c *Reconciler) createReport(ctx context.Context, check *jobs.Check) (*repo
 		return nil, c.setNotRunnable(ctx, check.Object, "NoProfile", fmt.Sprintf("there is no NetworkProfile named %q", check.Options.ProfileName))
 	case err != nil:
 		return nil, fmt.Errorf("read NetworkProfile %s: %w", check.Options.ProfileName, err)
+	}
+	image := c.imageOf(check.Options.Runner, profile)
+	if image == "" {
+		_, value := c.defaultImage(check.Options.Runner.Type)
+		return nil, c.setNotRunnable(ctx, check.Object, "NoImage", "spec.runner.image is not set, and Evenkeel was installed without "+value)
 	}
 	launcher, err := c.resolveLauncher(ctx, check.Object.Namespace, check.Options.Runner)
 	if err != nil {
@@ -254,7 +266,7 @@ func (c *Reconciler) createReport(ctx context.Context, check *jobs.Check) (*repo
 	if len(nodes) == 0 {
 		return nil, c.setNotRunnable(ctx, check.Object, "NoNodes", "no node matches spec.nodes")
 	}
-	record := &preflight.Record{Started: c.Clock.Now().UTC().Truncate(time.Second), Launcher: launcher, Plugin: check.Plugin.Annotations(), Nodes: nodes}
+	record := &preflight.Record{Started: c.Clock.Now().UTC().Truncate(time.Second), Launcher: launcher, Image: image, Plugin: check.Plugin.Annotations(), Nodes: nodes}
 	if profile.Spec.Transport.Mode == evenkeel.TransportRDMA && check.Options.Runner.Type == evenkeel.RunnerBench {
 		record.Transport = preflight.TransportRDMA
 	}
