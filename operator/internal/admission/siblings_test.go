@@ -71,6 +71,16 @@ func TestSiblingsFollowPods(t *testing.T) {
 	if _, found, err := s.gotFrom(t.Context(), "default", ownerKey{"others", "a"}); found || err != nil {
 		t.Errorf("pods of another namespace: %t, %v", found, err)
 	}
+	elsewhere := siblingOf("d", "d-0", "old", false)
+	elsewhere.Namespace = "others"
+	if err := s.Add(elsewhere); err != nil {
+		t.Fatal(err)
+	}
+	expect("a pod of the same label in another namespace", "d", "", false)
+	if err := s.Delete(siblingOf("a", "a-0", "old", false)); err != nil {
+		t.Fatal(err)
+	}
+	expect("the pod that did not wait is gone", "a", "old", false)
 	for what, change := range map[string]func(any) error{"delete": s.Delete, "another owner": s.Update} {
 		if err := s.Replace([]any{siblingOf("a", "a-0", "old", false)}, "2"); err != nil {
 			t.Fatal(err)

@@ -301,6 +301,7 @@ func (w *Snapshot) decide(job Job, g gang, r *reach) Decision {
 	case r.proven > 0 || len(r.healthy) > 0 && r.busy() == 0:
 		others := len(r.unproven)+r.inUse > 0
 		return Decision{Action: Open, Reason: ReasonProven, Message: provenMessage(r, others)}
+	case r.claimed > 0: // those jobs have no pods yet, so that its own would be on these nodes at once
 	case len(r.healthy)+r.busy() > 0:
 		return Decision{Action: Open, Reason: ReasonNothingToCheck, Message: "none of the nodes that it may run on has room for it now, so that none can be checked"}
 	}
@@ -313,6 +314,8 @@ func (w *Snapshot) decide(job Job, g gang, r *reach) Decision {
 	case proving.needed:
 	case len(r.unlabeled) > 0:
 		d.Message = "waits until " + joinNames(r.unlabeled) + " are labeled unhealthy"
+	case r.claimed > 0:
+		d.Message = "waits until jobs that wait already have their nodes: none is left that could be checked for it"
 	default:
 		d.Message = "the network of every node that it may run on has failed a check: " + joinNames(r.unhealthy)
 	}

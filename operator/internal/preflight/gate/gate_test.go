@@ -544,6 +544,39 @@ func TestGateJobsWaitInParallel(t *testing.T) {
 	}
 }
 
+// There are nodes for two jobs. A third one waits too: the first two have no pods yet, so that its own would run on unproven nodes at
+// once. It does not wait for nodes that somebody uses.
+func TestGateWaitsBehindJobsThatWait(t *testing.T) {
+	for name, pods := range map[string][]*corev1.PodSpec{"GPUs": gpuPods(2, "8"), "no accelerators": slices.Repeat([]*corev1.PodSpec{{}}, 2)} {
+		s := newScene(waitRegardless)
+		s.gpuNodes("new", "a", "b", "c", "d")
+		decide := func(w *Snapshot, want Action, says string) {
+			t.Helper()
+			if d := w.Decide(Job{Profile: "default", Since: noon, Pods: pods}); d.Action != want || !strings.Contains(d.Message, says) {
+				t.Errorf("%s: %+v, want %v", name, d, want)
+			}
+		}
+		w := s.snapshot()
+		decide(w, Check, "is checked")
+		decide(w, Check, "is checked")
+		for range 3 {
+			decide(w, Wait, "until jobs that wait already have their nodes")
+		}
+		// The same where others of the same shape were not decided about before.
+		w = s.snapshot()
+		for range 2 {
+			w.Decide(Job{Profile: "default", Since: noon, Pods: append(slices.Clone(pods[:1:1]), &corev1.PodSpec{NodeSelector: map[string]string{}, Containers: pods[0].Containers, Tolerations: []corev1.Toleration{{Key: "x"}}})})
+		}
+		decide(w, Wait, "until jobs that wait already have their nodes")
+	}
+	s := newScene(waitRegardless)
+	s.use = fakeUse{"a": 8, "b": 8}
+	s.gpuNodes("new", "a", "b")
+	if d := s.decide(func(j *Job) { j.Pods = gpuPods(2, "8") }); d.Action != Open || d.Reason != ReasonNothingToCheck {
+		t.Errorf("nodes that others use: %+v", d)
+	}
+}
+
 func TestGateChangeTracker(t *testing.T) {
 	var n ChangeTracker
 	for i, step := range []struct {

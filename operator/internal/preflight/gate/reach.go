@@ -37,6 +37,8 @@ type reach struct {
 	spots  map[string]*spot
 	proven int
 	free   int
+	// claimed is the number of unproven nodes that have room, all of which jobs that were decided about before will take.
+	claimed int
 	// stuck is what was found for jobs for which no node can be proven now.
 	stuck map[stuckKey]proving
 	// claims is how many of the Snapshot's claims this accounts for. Before the two places, no node has room.
@@ -64,7 +66,7 @@ type claim struct {
 	pods int
 }
 
-// busy is the number of unproven nodes that the job does not wait for: they have no room for it, or are in use by others.
+// busy is the number of unproven nodes that no check can be made of for the job: they have no room for it, or are in use by others.
 func (r *reach) busy() int { return r.inUse + len(r.unproven) - r.free }
 
 // reachOf returns the nodes that the job may run on, with the room that earlier jobs left.
@@ -108,6 +110,7 @@ func (r *reach) take(c claim) {
 		r.proven -= taken
 	case s.health == spotUnproven && taken > 0 && s.room == 0:
 		r.free--
+		r.claimed++
 	}
 }
 
@@ -156,7 +159,8 @@ func (w *Snapshot) newReach(job Job, g gang) *reach {
 		if assigned && failed {
 			r.assignedUnhealthy = append(r.assignedUnhealthy, node.Name)
 		}
-		room := func() int { return max(0, g.room(node, w.use, w.hasAccelerators)-w.claimed[node.Name]) }
+		beside := func() int { return g.room(node, w.use, w.hasAccelerators) }
+		room := func() int { return max(0, beside()-w.claimed[node.Name]) }
 		switch {
 		case mark.Label == evenkeel.HealthyValue:
 			s := &spot{room(), spotHealthy}
@@ -172,8 +176,11 @@ func (w *Snapshot) newReach(job Job, g gang) *reach {
 		default:
 			s := &spot{room(), spotUnproven}
 			r.unproven, r.spots[node.Name] = append(r.unproven, node.Name), s
-			if s.room > 0 {
+			switch {
+			case s.room > 0:
 				r.free++
+			case w.claimed[node.Name] > 0 && beside() > 0:
+				r.claimed++
 			}
 		}
 	}
