@@ -33,9 +33,12 @@ const (
 	Training = "localhost/evenkeel-training:dev"
 	// NCCLTests is built by [Builder.NCCLTests], and not by [Builder.All].
 	NCCLTests = "localhost/evenkeel-nccl-tests:dev"
+	// PyTorch stands for a user's training image. It is built by [Builder.PyTorch], and holds nothing of Evenkeel.
+	PyTorch = "localhost/evenkeel-pytorch:dev"
 
-	debianImage = "localhost/evenkeel-debian:dev"
-	mpiImage    = "localhost/evenkeel-mpi:dev"
+	debianImage  = "localhost/evenkeel-debian:dev"
+	testingImage = "localhost/evenkeel-debian-testing:dev"
+	mpiImage     = "localhost/evenkeel-mpi:dev"
 )
 
 // keyLabel is an image's label with a hash of its inputs.
@@ -96,6 +99,13 @@ func (b Builder) Dist(ctx context.Context) error {
 	if err := mpiHome(root, filepath.Join(dist, "mpi")); err != nil {
 		return err
 	}
+	wheel, err := Wheel(ctx, root, b.progress())
+	if err != nil {
+		return err
+	}
+	if err := unpackWheel(wheel, filepath.Join(dist, "plugin", "python")); err != nil {
+		return err
+	}
 	if err := writeManifest(ctx, root, filepath.Join(dist, "plugin", Libraries[0]), filepath.Join(dist, "plugin", "manifest.json")); err != nil {
 		return err
 	}
@@ -126,13 +136,18 @@ func (b Builder) debian(ctx context.Context, root string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	i := image{file: "images/base/Dockerfile", name: debianImage}
+	return b.debianRelease(ctx, root, release, debianImage)
+}
+
+// debianRelease builds a minimal image of a release of Debian, unless it exists, and returns its id.
+func (b Builder) debianRelease(ctx context.Context, root, release, name string) (string, error) {
+	i := image{file: "images/base/Dockerfile", name: name}
 	key, err := i.key(root, release)
 	if err != nil {
 		return "", err
 	}
-	if b.has(ctx, debianImage, key) {
-		return b.id(ctx, debianImage)
+	if b.has(ctx, name, key) {
+		return b.id(ctx, name)
 	}
 	dir := filepath.Join(root, "dist", "base")
 	defer os.RemoveAll(dir) // best effort: the image has it
@@ -154,7 +169,7 @@ func (b Builder) debian(ctx context.Context, root string) (string, error) {
 	if err := b.build(ctx, root, i, key); err != nil {
 		return "", err
 	}
-	return b.id(ctx, debianImage)
+	return b.id(ctx, name)
 }
 
 // debootstrap makes the root of a release of Debian in dir, in the place of what is there. Flags are for another distribution.
@@ -240,6 +255,30 @@ func (b Builder) All(ctx context.Context) ([]string, error) {
 	}
 	b.report("plugin and reduction servers speak protocol " + protocol + ": in a registry, let their tags end with -p" + protocol)
 	return names, nil
+}
+
+// PyTorch builds the image with Debian's PyTorch, unless it exists, and returns its name. It downloads 250 MB.
+func (b Builder) PyTorch(ctx context.Context) (string, error) {
+	if err := toolbox.EnsurePrograms(ctx, b.progress(), []toolbox.Program{{Name: "buildah", Package: "buildah"}}); err != nil {
+		return "", err
+	}
+	root, err := toolbox.Root()
+	if err != nil {
+		return "", err
+	}
+	i, parent := image{file: "images/pytorch/Dockerfile", name: PyTorch}, ""
+	if !b.Registry {
+		// The release of this machine may have an older PyTorch, without backends in Python.
+		if parent, err = b.debianRelease(ctx, root, "testing", testingImage); err != nil {
+			return "", err
+		}
+		i.args = []string{"BASE_IMAGE=" + testingImage}
+	}
+	key, err := i.key(root, parent)
+	if err != nil || b.has(ctx, i.name, key) {
+		return i.name, err
+	}
+	return i.name, b.build(ctx, root, i, key)
 }
 
 // NCCLTests builds NVIDIA's nccl-tests into an image and returns its name. folder has their source; if it is empty, the commit in

@@ -1,8 +1,10 @@
 package artifacts
 
 import (
+	"archive/zip"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -61,6 +63,48 @@ func Wheel(ctx context.Context, root string, progress io.Writer) (string, error)
 		return "", fmt.Errorf("maturin built %d wheels in %s, not one (%v)", len(wheels), out, err)
 	}
 	return wheels[0], nil
+}
+
+// unpackWheel puts what a wheel would install into a folder for PYTHONPATH, in the place of what is there: the package, and the metadata
+// by which torch finds its backend. It leaves out the plugin, which the images have beside that folder.
+func unpackWheel(wheel, folder string) error {
+	if err := os.RemoveAll(folder); err != nil {
+		return fmt.Errorf("clear %s: %w", folder, err)
+	}
+	archive, err := zip.OpenReader(wheel)
+	if err != nil {
+		return fmt.Errorf("open the wheel: %w", err)
+	}
+	defer archive.Close()
+	for _, f := range archive.File {
+		if f.FileInfo().IsDir() || strings.HasPrefix(f.Name, "evenkeel/lib/") {
+			continue
+		}
+		if err := unpackFile(f, folder); err != nil {
+			return fmt.Errorf("unpack %s of the wheel: %w", f.Name, err)
+		}
+	}
+	return nil
+}
+
+func unpackFile(f *zip.File, folder string) error {
+	if !filepath.IsLocal(f.Name) {
+		return errors.New("it leads out of the folder")
+	}
+	path := filepath.Join(folder, f.Name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	in, err := f.Open()
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	content, err := io.ReadAll(in)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, content, f.Mode().Perm())
 }
 
 // runCommand runs a command that must succeed in a folder, and shows its output if it does not.

@@ -28,8 +28,9 @@ func command() *cobra.Command {
 		Use:   "images",
 		Short: "Build Evenkeel's container images with buildah",
 		Example: `  go run ./hack/ci/images dist                # only the binaries, into dist/
-  go run ./hack/ci/images all                 # every image except nccl-tests, without a registry
+  go run ./hack/ci/images all                 # every image except these two, without a registry
   go run ./hack/ci/images all --registry      # on the base images of the Dockerfiles
+  go run ./hack/ci/images pytorch             # Debian's PyTorch, which the demo trains with
   go run ./hack/ci/images nccl-tests          # NVIDIA's nccl-tests, with the compiler and NCCL from PyPI
   go run ./hack/ci/images nccl-tests --source ~/nccl-tests`,
 		SilenceUsage: true, SilenceErrors: true,
@@ -38,7 +39,7 @@ func command() *cobra.Command {
 	root.AddCommand(
 		&cobra.Command{Use: "dist", Short: "Build the binaries and libraries into dist/", Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error { return b.Dist(cmd.Context()) }},
-		&cobra.Command{Use: "all", Short: "Build every image except nccl-tests, and print their names", Args: cobra.NoArgs,
+		&cobra.Command{Use: "all", Short: "Build every image except pytorch and nccl-tests, and print their names", Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				images, err := b.All(cmd.Context())
 				if err != nil {
@@ -48,6 +49,14 @@ func command() *cobra.Command {
 					fmt.Println(image)
 				}
 				return nil
+			}},
+		&cobra.Command{Use: "pytorch", Short: "Build an image with Debian's PyTorch and print its name (5 minutes once, 1.4 GB)", Args: cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				name, err := b.PyTorch(cmd.Context())
+				if err == nil {
+					fmt.Println(name)
+				}
+				return err
 			}},
 		ncclTests(&b),
 	)

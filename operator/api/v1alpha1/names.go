@@ -41,6 +41,7 @@ const (
 	DeliveryKey       = "evenkeel.dev/delivery"
 	PluginPathKey     = "evenkeel.dev/plugin-path"
 	ConflictPolicyKey = "evenkeel.dev/conflict-policy"
+	PythonKey         = "evenkeel.dev/python"
 	EnvironmentKey    = "evenkeel.dev/environment"
 	// ImagePullSecretsKey has the names of the Secrets that pods get to pull the plugin image with, comma-separated.
 	ImagePullSecretsKey = "evenkeel.dev/image-pull-secrets"

@@ -33,6 +33,18 @@ const (
 	ConflictReplace ConflictPolicy = "Replace"
 )
 
+// PythonDelivery says whether containers find the Python package, with the backend of torch.distributed.
+//
+// +kubebuilder:validation:Enum=Enabled;Disabled
+type PythonDelivery string
+
+const (
+	// PythonEnabled adds the package's folder to PYTHONPATH.
+	PythonEnabled PythonDelivery = "Enabled"
+	// PythonDisabled leaves PYTHONPATH alone.
+	PythonDisabled PythonDelivery = "Disabled"
+)
+
 // TransportMode selects the transport.
 //
 // +kubebuilder:validation:Enum=Auto;TCP;RDMA
@@ -248,6 +260,12 @@ type PluginSpec struct {
 	// keep a plugin of their own are exempt. Default: false.
 	// +optional
 	Strict *bool `json:"strict,omitempty"`
+
+	// python is Enabled or Disabled (the default). Enabled appends the folder of the Python package evenkeel, which is beside the plugin,
+	// to the PYTHONPATH of the containers that get the plugin: torch.distributed then has the backend evenkeel. What the container sets
+	// itself stays in front. A PYTHONPATH that is set in the training image, and not in the pod, is hidden: repeat it in the pod.
+	// +optional
+	Python PythonDelivery `json:"python,omitempty"`
 }
 
 // TransportSpec has the plugin's settings.

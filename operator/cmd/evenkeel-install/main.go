@@ -14,7 +14,7 @@ import (
 
 func main() {
 	if len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "usage: evenkeel-install SRC DST\nCopies the files of folder SRC into folder DST, which is made if needed.")
+		fmt.Fprintln(os.Stderr, "usage: evenkeel-install SRC DST\nCopies the files of folder SRC, and what is in its subfolder python, into folder DST, which is made if needed.")
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

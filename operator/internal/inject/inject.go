@@ -45,7 +45,7 @@ func AddPlugin(pod *corev1.Pod, r Resolved) error {
 	for _, c := range selected {
 		in.targets = append(in.targets, &target{Container: c})
 	}
-	for _, mutate := range []func(*injection) error{addDelivery, addJobKey, addEnvironment, addRDMA, annotate} {
+	for _, mutate := range []func(*injection) error{addDelivery, addJobKey, addEnvironment, addPython, addRDMA, annotate} {
 		if err := mutate(in); err != nil {
 			return err
 		}

@@ -357,7 +357,11 @@ func TestInjectIgnoresForgedAnnotation(t *testing.T) {
 }
 
 func TestResolvedRoundTrip(t *testing.T) {
-	r := resolved(func(r *Resolved) { r.Containers = []string{"a", "b"}; r.Environment["X"] = `a "quoted" value` })
+	r := resolved(func(r *Resolved) {
+		r.Containers = []string{"a", "b"}
+		r.Python = true
+		r.Environment["X"] = `a "quoted" value`
+	})
 	back, err := FromPod(map[string]string{evenkeel.ProfileKey: "default"}, r.Annotations())
 	if err != nil {
 		t.Fatal(err)
@@ -371,7 +375,7 @@ func TestResolvedFromPodErrors(t *testing.T) {
 	good := resolved(nil).Annotations()
 	for key, value := range map[string]string{
 		evenkeel.DeliveryKey: "Sideways", evenkeel.PluginImageKey: "plugin:latest", evenkeel.PluginPathKey: "/a/../b",
-		evenkeel.ConflictPolicyKey: "Maybe", evenkeel.EnvironmentKey: "{",
+		evenkeel.ConflictPolicyKey: "Maybe", evenkeel.PythonKey: "Disabled", evenkeel.EnvironmentKey: "{",
 	} {
 		bad := map[string]string{}
 		for k, v := range good {
@@ -425,6 +429,9 @@ func check(t *testing.T, before *corev1.Pod, r Resolved) {
 			if e.Name == "NCCL_NET_PLUGIN" && r.Conflict == evenkeel.ConflictReplace {
 				continue
 			}
+			if own, ok := strings.CutSuffix(after.Env[j].Value, "/python"); ok && e.Name == "PYTHONPATH" && r.Python && strings.HasPrefix(own, e.Value) {
+				continue // appended
+			}
 			if diff := cmp.Diff(e, after.Env[j]); diff != "" {
 				t.Fatalf("the user's variable changed: %s", diff)
 			}
@@ -459,7 +466,7 @@ func TestInjectProperties(t *testing.T) {
 		for range 1 + random.IntN(3) {
 			c := corev1.Container{Name: pick("main", "istio-proxy", "log", "a")}
 			for range random.IntN(4) {
-				c.Env = append(c.Env, corev1.EnvVar{Name: pick("NCCL_NET_PLUGIN", "NCCL_NET", "NCCL_NET_PLUGIN_REF_COUNT", "EVENKEEL_FLOWS", "PATH", "X", "EVENKEEL_JOB_KEY", "NCCL_COLLNET_ENABLE"), Value: pick("", "8", "none")})
+				c.Env = append(c.Env, corev1.EnvVar{Name: pick("NCCL_NET_PLUGIN", "NCCL_NET", "PYTHONPATH", "NCCL_NET_PLUGIN_REF_COUNT", "EVENKEEL_FLOWS", "PATH", "X", "EVENKEEL_JOB_KEY", "NCCL_COLLNET_ENABLE"), Value: pick("", "8", "none")})
 			}
 			for range random.IntN(2) {
 				c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "d", MountPath: pick("/data", "/opt/evenkeel", "/opt/evenkeel/")})
@@ -488,6 +495,7 @@ func TestInjectProperties(t *testing.T) {
 			r.Delivery = evenkeel.Delivery(pick("ImageVolume", "InitContainer", "Preinstalled"))
 			r.Conflict = evenkeel.ConflictPolicy(pick("Keep", "Replace"))
 			r.Environment["X"] = pick("1", "2")
+			r.Python = random.IntN(2) == 0
 			if random.IntN(2) == 0 {
 				r.Environment["NCCL_NET"] = "Evenkeel"
 			}

@@ -28,6 +28,8 @@ type Resolved struct {
 	Path string
 	// Conflict is Keep or Replace.
 	Conflict evenkeel.ConflictPolicy
+	// Python says whether containers find the Python package.
+	Python bool `json:",omitempty"`
 	// Environment has the variables to add. Variables that a container sets itself stay.
 	Environment map[string]string
 	// Containers are the names that the user chose; empty: selected by their requests.
@@ -48,6 +50,7 @@ func Resolve(profile *evenkeel.NetworkProfile, containers string) Resolved {
 		Delivery:    plugin.Delivery,
 		Path:        plugin.LibraryPath(),
 		Conflict:    plugin.ConflictPolicy,
+		Python:      plugin.Python == evenkeel.PythonEnabled,
 		Environment: map[string]string{},
 		Containers:  splitNames(containers),
 	}
@@ -94,6 +97,9 @@ func (r Resolved) Annotations() map[string]string {
 	if len(r.ImagePullSecrets) > 0 {
 		a[evenkeel.ImagePullSecretsKey] = strings.Join(r.ImagePullSecrets, ",")
 	}
+	if r.Python {
+		a[evenkeel.PythonKey] = string(evenkeel.PythonEnabled)
+	}
 	if len(r.Environment) > 0 {
 		text, _ := json.Marshal(r.Environment) // a map of strings always marshals, its keys sorted
 		a[evenkeel.EnvironmentKey] = string(text)
@@ -113,7 +119,7 @@ func (r Resolved) Annotations() map[string]string {
 // Keys are the labels and annotations that not every Resolved has.
 func Keys() []string {
 	return append([]string{
-		evenkeel.PluginImageKey, evenkeel.ImagePullSecretsKey, evenkeel.EnvironmentKey, evenkeel.ContainersKey,
+		evenkeel.PluginImageKey, evenkeel.ImagePullSecretsKey, evenkeel.PythonKey, evenkeel.EnvironmentKey, evenkeel.ContainersKey,
 		evenkeel.ReductionServersKey, evenkeel.ReductionClientKey, evenkeel.RDMAUnusedKey,
 	}, rdmaKeys...)
 }
@@ -163,6 +169,13 @@ func FromPod(labels, annotations map[string]string) (Resolved, error) {
 	}
 	if r.Conflict != evenkeel.ConflictKeep && r.Conflict != evenkeel.ConflictReplace {
 		return r, fmt.Errorf("annotation %s is %q: Keep or Replace", evenkeel.ConflictPolicyKey, r.Conflict)
+	}
+	switch python := annotations[evenkeel.PythonKey]; python {
+	case "":
+	case string(evenkeel.PythonEnabled):
+		r.Python = true
+	default:
+		return r, fmt.Errorf("annotation %s is %q: %s, or absent", evenkeel.PythonKey, python, evenkeel.PythonEnabled)
 	}
 	if text := annotations[evenkeel.EnvironmentKey]; text != "" {
 		if err := json.Unmarshal([]byte(text), &r.Environment); err != nil {

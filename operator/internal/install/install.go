@@ -8,12 +8,16 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"slices"
 )
 
-// Copy copies the regular files of src, not those of its subfolders, into dst and returns their names. It makes dst
-// and its parents. A link is followed when it stays inside src, and is an error when it leads out. Every file appears
-// in dst by a rename, so a copy that was cut short and started again leaves no half-written library behind.
+// pythonFolder is the subfolder with the Python package.
+const pythonFolder = "python"
+
+// Copy copies the regular files of src, and what lies below its subfolder python, into dst and returns their names. It leaves other
+// subfolders out, and makes dst and its parents. A link is followed when it stays inside its folder, and is an error when it leads out.
+// Every file appears in dst by a rename, so a copy that was cut short and started again leaves no half-written library behind.
 func Copy(ctx context.Context, src, dst string) ([]string, error) {
 	from, err := os.OpenRoot(src)
 	if err != nil {
@@ -29,28 +33,73 @@ func Copy(ctx context.Context, src, dst string) ([]string, error) {
 	}
 	defer to.Close()
 
-	entries, err := fs.ReadDir(from.FS(), ".")
+	names, err := copyFolder(ctx, from, to, func(folder string) bool { return folder == pythonFolder })
 	if err != nil {
-		return nil, fmt.Errorf("list %s: %w", src, err)
-	}
-	var names []string
-	for _, entry := range entries {
-		if err := ctx.Err(); err != nil {
-			return nil, fmt.Errorf("stopped: %w", err)
-		}
-		copied, err := copyFile(from, to, entry.Name())
-		if err != nil {
-			return nil, fmt.Errorf("copy %s/%s to %s: %w", src, entry.Name(), dst, err)
-		}
-		if copied {
-			names = append(names, entry.Name())
-		}
+		return nil, fmt.Errorf("copy %s to %s: %w", src, dst, err)
 	}
 	if len(names) == 0 {
 		return nil, fmt.Errorf("%s has no files: the plugin image keeps its libraries elsewhere, set the profile's plugin.path to that folder", src)
 	}
 	slices.Sort(names)
 	return names, nil
+}
+
+// copyFolder copies the regular files of a folder, and the subfolders that are wanted with all that is below them.
+func copyFolder(ctx context.Context, from, to *os.Root, wanted func(folder string) bool) ([]string, error) {
+	entries, err := fs.ReadDir(from.FS(), ".")
+	if err != nil {
+		return nil, fmt.Errorf("list: %w", err)
+	}
+	var names []string
+	for _, entry := range entries {
+		name := entry.Name()
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("stopped: %w", err)
+		}
+		if entry.IsDir() {
+			if !wanted(name) {
+				continue
+			}
+			below, err := copySubfolder(ctx, from, to, name)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", name, err)
+			}
+			for _, file := range below {
+				names = append(names, path.Join(name, file))
+			}
+			continue
+		}
+		copied, err := copyFile(from, to, name)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		if copied {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// copySubfolder copies a subfolder with all that is below it.
+func copySubfolder(ctx context.Context, from, to *os.Root, name string) ([]string, error) {
+	inner, err := from.OpenRoot(name)
+	if err != nil {
+		return nil, err
+	}
+	defer inner.Close()
+	if err := to.MkdirAll(name, 0o755); err != nil {
+		return nil, err
+	}
+	// The training container runs as another user, and the mask here is not ours to trust.
+	if err := to.Chmod(name, 0o755); err != nil {
+		return nil, err
+	}
+	target, err := to.OpenRoot(name)
+	if err != nil {
+		return nil, err
+	}
+	defer target.Close()
+	return copyFolder(ctx, inner, target, func(string) bool { return true })
 }
 
 // copyFile reports whether name is a regular file, and so was copied.

@@ -36,6 +36,8 @@ func TestCopy(t *testing.T) {
 	write(t, filepath.Join(src, "lib.so"), "library", 0o700)
 	write(t, filepath.Join(src, "manifest.json"), "{}", 0o600)
 	write(t, filepath.Join(src, "folder", "inner"), "no", 0o644)
+	write(t, filepath.Join(src, "python", "evenkeel", "torch.py"), "backend", 0o600)
+	write(t, filepath.Join(src, "python", "evenkeel.dist-info", "METADATA"), "", 0o644)
 	if err := os.Symlink("lib.so", filepath.Join(src, "alias.so")); err != nil {
 		t.Fatal(err)
 	}
@@ -49,25 +51,30 @@ func TestCopy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff([]string{"alias.so", "lib.so", "manifest.json"}, names); diff != "" {
+		if diff := cmp.Diff([]string{"alias.so", "lib.so", "manifest.json", "python/evenkeel.dist-info/METADATA", "python/evenkeel/torch.py"}, names); diff != "" {
 			t.Errorf("copied (-want +got):\n%s", diff)
 		}
 	}
 	if got := read(t, filepath.Join(dst, "alias.so")); got != "library" {
 		t.Errorf("the link inside the folder arrived as %q", got)
 	}
-	info, err := os.Stat(filepath.Join(dst, "lib.so"))
-	if err != nil {
-		t.Fatal(err)
+	if got := read(t, filepath.Join(dst, "python", "evenkeel", "torch.py")); got != "backend" {
+		t.Errorf("the Python package arrived as %q", got)
 	}
-	if got := info.Mode().Perm(); got != 0o744 {
-		t.Errorf("mode %o: another user has to be able to read it", got)
+	for name, want := range map[string]os.FileMode{"lib.so": 0o744, "python": 0o755, "python/evenkeel": 0o755, "python/evenkeel/torch.py": 0o644} {
+		info, err := os.Stat(filepath.Join(dst, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := info.Mode().Perm(); got != want {
+			t.Errorf("%s has mode %o: another user has to be able to read it", name, got)
+		}
 	}
 	entries, err := os.ReadDir(dst)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(entries) != 3 {
+	if len(entries) != 4 {
 		t.Errorf("the target holds %v", entries)
 	}
 }

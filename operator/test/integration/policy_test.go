@@ -65,6 +65,12 @@ func injectionProfiles() map[string]evenkeel.NetworkProfileSpec {
 				{Name: "Z", Value: `a "quoted" \ <value> $(A)`}, {Name: "EVENKEEL_FLOWS", Value: "9"}, {Name: "A", Value: ""}, {Name: "MINE", Value: "the profile's"},
 			},
 		},
+		"both-python":      {Plugin: evenkeel.PluginSpec{Delivery: evenkeel.DeliveryImageVolume, Python: evenkeel.PythonEnabled}},
+		"both-python-here": {Plugin: evenkeel.PluginSpec{Delivery: evenkeel.DeliveryPreinstalled, Path: "/usr/lib/nccl", Python: evenkeel.PythonEnabled}},
+		"both-python-more": {
+			Plugin:      evenkeel.PluginSpec{Delivery: evenkeel.DeliveryInitContainer, Python: evenkeel.PythonEnabled},
+			Environment: []evenkeel.EnvironmentVariable{{Name: "PYTHONPATH", Value: "/shared"}},
+		},
 		"both-replace": {Plugin: evenkeel.PluginSpec{Delivery: evenkeel.DeliveryImageVolume, ConflictPolicy: evenkeel.ConflictReplace, Strict: &yes}},
 		"both-strict":  {Plugin: evenkeel.PluginSpec{Delivery: evenkeel.DeliveryImageVolume, Strict: &yes}},
 		"both-rdma": {Plugin: plugin(evenkeel.DeliveryImageVolume), Transport: evenkeel.TransportSpec{Mode: evenkeel.TransportRDMA, RDMA: evenkeel.RDMASpec{
@@ -133,6 +139,19 @@ func injectionCases() []injectionCase {
 		{name: "the user's variables", profile: "both-settings", change: setEnv(
 			corev1.EnvVar{Name: "A", Value: "mine"}, corev1.EnvVar{Name: "MINE", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}},
 			corev1.EnvVar{Name: "NCCL_NET", Value: "IB"}, corev1.EnvVar{Name: "NCCL_NET_PLUGIN_REF_COUNT", Value: "0"}, corev1.EnvVar{Name: "EVENKEEL_FLOWS", Value: "9"})},
+		{name: "the Python package", profile: "both-python"},
+		{name: "the Python package that is preinstalled", profile: "both-python-here"},
+		{name: "the Python package beside the user's", profile: "both-python", change: setEnv(corev1.EnvVar{Name: "X", Value: "1"}, corev1.EnvVar{Name: "PYTHONPATH", Value: "/src"})},
+		{name: "the Python package for an empty path", profile: "both-python", change: setEnv(corev1.EnvVar{Name: "PYTHONPATH", Value: ""})},
+		{name: "the Python package that is there", profile: "both-python", change: setEnv(corev1.EnvVar{Name: "PYTHONPATH", Value: "/opt/evenkeel/plugin/python:/src"})},
+		{name: "the Python package and a path from elsewhere", profile: "both-python", change: setEnv(
+			corev1.EnvVar{Name: "PYTHONPATH", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}})},
+		{name: "the Python package beside the profile's", profile: "both-python-more"},
+		{name: "the Python package beside the user's and the profile's", profile: "both-python-more", change: setEnv(corev1.EnvVar{Name: "PYTHONPATH", Value: "/src"})},
+		{name: "the Python package where the user mounts something", profile: "both-python", change: func(p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{Name: "d", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+			p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "d", MountPath: "/opt/evenkeel"}}
+		}},
 		{name: "a variable twice", profile: "both-settings", change: setEnv(corev1.EnvVar{Name: "X", Value: "1"}, corev1.EnvVar{Name: "X", Value: "2"})},
 		{name: "another plugin", profile: "both-strict", change: setEnv(corev1.EnvVar{Name: "NCCL_NET_PLUGIN", Value: "none"})},
 		{name: "another plugin is replaced", profile: "both-replace", change: setEnv(corev1.EnvVar{Name: "X", Value: "1"}, corev1.EnvVar{Name: "NCCL_NET_PLUGIN", Value: "none"})},
@@ -241,7 +260,7 @@ func (c injectionCase) pod(namespace string) *corev1.Pod {
 // whose plugin reports.
 var notPinned = []string{
 	evenkeel.InjectedKey, evenkeel.ContainersKey, evenkeel.DeliveryKey, evenkeel.PluginPathKey, evenkeel.ConflictPolicyKey, evenkeel.PluginImageKey, evenkeel.ImagePullSecretsKey,
-	evenkeel.EnvironmentKey, evenkeel.RDMAResourceKey, evenkeel.MemoryLockKey, evenkeel.RDMANetworksKey, evenkeel.PluginStatusKey,
+	evenkeel.EnvironmentKey, evenkeel.PythonKey, evenkeel.RDMAResourceKey, evenkeel.MemoryLockKey, evenkeel.RDMANetworksKey, evenkeel.PluginStatusKey,
 }
 
 // comparable returns what both ways have to agree on.
