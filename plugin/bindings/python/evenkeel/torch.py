@@ -581,7 +581,10 @@ class _Operations:
             if self._rank == 0:
                 text = f"[Rank 0]: {names} failed to pass monitoredBarrier: {error}"
             else:
-                text = f"Rank {self._rank} successfully reached monitoredBarrier, but {names} did not: {error}"
+                text = (
+                    f"Rank {self._rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
+                    f"from rank 0: {names} did not reach it: {error}"
+                )
             raise RuntimeError(text) from error
 
     def abort(self) -> None:
