@@ -52,6 +52,7 @@ impl Plugin {
         let settings = Settings::from_env()?;
         let reduction = evenkeel_reduction::Settings::from_env()?;
         let status_folder = settings.status_folder().map(Path::to_path_buf);
+        let encryption = settings.encryption_status();
         let transport = Arc::new(if reduction.servers.is_empty() {
             Transport::new(settings, Arc::new(SharedLog))?
         } else {
@@ -63,7 +64,7 @@ impl Plugin {
             .map(|device| format!("{} {} Mb/s", device.name(), device.speed()))
             .collect();
         let status = format!(
-            "version {}, protocol {PROTOCOL_VERSION}, devices: {}",
+            "version {}, protocol {PROTOCOL_VERSION}, {encryption}, devices: {}",
             env!("CARGO_PKG_VERSION"),
             devices.join(", ")
         );

@@ -25,6 +25,7 @@ mod rdma;
 mod tcp;
 
 pub use handshake::auth::{CHALLENGE_BYTES, JobKey, PROOF_BYTES, is_challenge};
+pub use handshake::encrypted::{ENCRYPTED_BYTES, Encrypted};
 pub use handshake::hello::{
     ConnectionId, HANDLE_BYTES, HELLO_BYTES, Handle, HandshakeError, Hello, Nonce,
     PROTOCOL_VERSION, Refusal, WELCOME_BYTES, Welcome,

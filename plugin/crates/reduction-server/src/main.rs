@@ -117,6 +117,7 @@ fn serve(options: &Serve) -> Result<(), String> {
         Stderr
             .warn("no job key (EVENKEEL_JOB_KEY_FILE): any client that reaches the port can join");
     }
+    let encryption = settings.encryption_status();
     // This respects the CPU affinity and the control group's quota.
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let threads = options.threads.map_or(cores, usize::from);
@@ -140,7 +141,7 @@ fn serve(options: &Serve) -> Result<(), String> {
         None => "off".to_owned(),
     };
     eprintln!(
-        "listening at {}, metrics {metrics}, {} bytes for buffers, {threads} threads, {}",
+        "listening at {}, metrics {metrics}, {} bytes for buffers, {threads} threads, {}, {encryption}",
         server.address(),
         options.memory,
         evenkeel_reduction_kernels::instruction_set()

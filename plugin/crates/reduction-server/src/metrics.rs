@@ -45,6 +45,7 @@ pub(crate) struct Metrics {
     jobs: Mutex<HashSet<String>>,
     /// Joins that were refused.
     pub(crate) refused: Counter,
+    encryption: Gauge,
     registry: Registry,
 }
 
@@ -78,7 +79,7 @@ pub(crate) struct JobMetrics {
 }
 
 impl Metrics {
-    pub(crate) fn new(budget: &Arc<MemoryBudget>) -> Self {
+    pub(crate) fn new(budget: &Arc<MemoryBudget>, is_encrypted: bool) -> Self {
         let histogram = || Times::new_with_constructor(seconds);
         let mut this = Self {
             received: Family::default(),
@@ -95,8 +96,10 @@ impl Metrics {
             send: histogram(),
             jobs: Mutex::default(),
             refused: Counter::default(),
+            encryption: Gauge::default(),
             registry: Registry::with_prefix("evenkeel_reduction"),
         };
+        this.encryption.set(is_encrypted.into());
         this.register(budget);
         this
     }
@@ -126,6 +129,8 @@ impl Metrics {
 
     fn register(&mut self, budget: &Arc<MemoryBudget>) {
         let all = &mut self.registry;
+        let help = "1 if every connection is encrypted (EVENKEEL_ENCRYPTION=required), else 0";
+        all.register("encryption_required", help, self.encryption.clone());
         let help = "Bytes of parts received from ranks";
         all.register_with_unit("received", help, Unit::Bytes, self.received.clone());
         let help = "Bytes of results sent to ranks";

@@ -70,12 +70,13 @@ impl Server {
         let timeline = options.timeline.as_deref().map(open_timeline).transpose()?;
         let budget = MemoryBudget::new(options.memory);
         let timeout = options.timeout;
+        let is_encrypted = settings.encryption().is_some();
         let transport = Arc::new(Transport::new(settings, Arc::clone(&log))?);
         let upstream =
             UpstreamServers::new(Arc::clone(&transport), options.upstream.clone(), timeout);
         let context = Arc::new(Context {
             transport,
-            metrics: Arc::new(Metrics::new(&budget)),
+            metrics: Arc::new(Metrics::new(&budget, is_encrypted)),
             budget,
             pool: TaskPool::default(),
             log,

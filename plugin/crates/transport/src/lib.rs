@@ -21,6 +21,7 @@ mod memory;
 mod rdma;
 mod runtime;
 pub mod settings;
+mod stream;
 pub mod sync;
 mod sys;
 mod tcp;
@@ -99,6 +100,12 @@ impl Transport {
         host_memory_only: Option<&str>,
         log: Arc<dyn Log>,
     ) -> Result<Self, Error> {
+        if let Some(file) = settings.exposed_key_file() {
+            log.warn(&format!(
+                "evenkeel: EVENKEEL_JOB_KEY_FILE: {} can be read by every user of this host: chmod o-r",
+                file.display()
+            ));
+        }
         let devices = device::discover(&settings, host_memory_only, &log)?;
         let adapters = devices.iter().filter_map(Device::rdma).cloned().collect();
         let unmatched = settings.rails.unmatched(devices.iter().map(Device::name));
@@ -108,11 +115,12 @@ impl Transport {
                 "evenkeel: EVENKEEL_RAILS names {unmatched}, which this host does not have; it has {names}"
             ));
         }
+        let is_encrypted = settings.encryption.is_some();
         Ok(Self {
             settings: Arc::new(settings),
             log,
             devices: devices.into(),
-            metrics: Arc::new(Metrics::new(adapters)),
+            metrics: Arc::new(Metrics::new(adapters, is_encrypted)),
             runtime: Mutex::new(Weak::new()),
         })
     }

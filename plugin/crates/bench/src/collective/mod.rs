@@ -110,7 +110,7 @@ pub(crate) struct Options {
     /// Rendezvous through this folder, which all ranks share
     #[arg(long, value_name = "FOLDER", group = "place")]
     shared_path: Option<String>,
-    /// Rendezvous through this store: file:FOLDER, tcp://HOST:PORT or redis://HOST:PORT
+    /// Rendezvous through this store: file:FOLDER, tcp://HOST:PORT, redis://HOST:PORT or rediss://HOST:PORT
     #[arg(long, value_name = "ADDRESS", group = "place")]
     store: Option<String>,
     /// Name or address of rank 0, which serves a store if no other is named

@@ -1,6 +1,7 @@
 //! The plugin's job key and port range, between processes that set them differently.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use crate::process::{Ended, ranks_with, run};
@@ -51,6 +52,44 @@ fn job_key_from_a_file() {
     for rank in ranks {
         let ended = rank.end();
         assert!(ended.status.success(), "{ended:?}");
+    }
+}
+
+/// Runs two ranks with one key file and these values of `EVENKEEL_ENCRYPTION`.
+fn with_encryption(file: &Path, values: [&str; 2]) -> Vec<Ended> {
+    let ranks = ranks_with(2, &ONCE, |rank, command| {
+        command.env("EVENKEEL_JOB_KEY_FILE", file).env("EVENKEEL_ENCRYPTION", values[rank]);
+        command.env("EVENKEEL_CONNECT_TIMEOUT", "5").env("NCCL_DEBUG", "INFO");
+    });
+    ranks.into_iter().map(|rank| rank.end()).collect()
+}
+
+#[test]
+fn encryption_of_both_sides_or_of_none_connects() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    fs::create_dir_all(folder).unwrap();
+    let file = folder.join("encryption-key");
+    let key = "1f".repeat(32);
+    fs::write(&file, &key).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    for (values, status) in [
+        (["required", "required"], "encryption required (TLS 1.3)"),
+        (["off", ""], "encryption off"),
+        (["required", "off"], "EVENKEEL_ENCRYPTION"),
+        (["off", "required"], "EVENKEEL_ENCRYPTION"),
+    ] {
+        let ended = with_encryption(&file, values);
+        let connects = status.starts_with("encryption");
+        for ended in &ended {
+            assert_eq!(ended.status.success(), connects, "{values:?}: {ended:?}");
+            assert!(!ended.err.contains(&key), "the key is in the log: {ended:?}");
+            assert!(ended.err.contains("can be read by every user"), "{ended:?}");
+        }
+        let says = |ended: &Ended| ended.err.contains(status);
+        match connects {
+            true => assert!(ended.iter().all(says), "{values:?}: {ended:?}"),
+            false => assert!(ended.iter().any(says), "{values:?}: {ended:?}"),
+        }
     }
 }
 

@@ -158,7 +158,7 @@ fn report_says_whether_the_plugin_is_used() {
     let controller = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = controller.local_addr().unwrap().to_string();
     let loaded = format!(
-        "Loaded\nversion {}, protocol {PROTOCOL_VERSION}, devices: ",
+        "Loaded\nversion {}, protocol {PROTOCOL_VERSION}, encryption off, devices: ",
         env!("CARGO_PKG_VERSION")
     );
     for (test, setting, outcome) in [

@@ -7,7 +7,7 @@ use crate::codec::{array, mapped, u16_at};
 use crate::limits::{MAX_ADDRESSES, MAX_FLOWS, MAX_QUEUE_PAIRS};
 
 /// Version of everything in this crate. Peers of different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 7;
+pub const PROTOCOL_VERSION: u16 = 8;
 /// Encoded length of a [`Handle`], in bytes. NCCL carries 128.
 pub const HANDLE_BYTES: usize = 32 + 16 * MAX_ADDRESSES;
 /// Encoded length of a [`Hello`], in bytes.
@@ -69,6 +69,12 @@ pub enum HandshakeError {
     #[error("the peer has EVENKEEL_CHECKSUM={}, this side has not", if *theirs { "on" } else { "off" })]
     Checksum {
         /// Whether the peer has them on.
+        theirs: bool,
+    },
+    /// One side requires encryption and the other has none.
+    #[error("the peer has EVENKEEL_ENCRYPTION={}", if *theirs { "required, this side has off" } else { "off, this side has required" })]
+    Encryption {
+        /// Whether the peer requires it.
         theirs: bool,
     },
     /// The hello was meant for another listener.
@@ -270,6 +276,8 @@ pub enum Refusal {
     RdmaOnly = 8,
     /// No listener of this process has the nonce.
     WrongListener = 9,
+    /// One side requires encryption and the other has none.
+    Encryption = 10,
 }
 
 impl fmt::Display for Refusal {
@@ -283,6 +291,7 @@ impl fmt::Display for Refusal {
             Self::Checksum => "EVENKEEL_CHECKSUM is not the same on both sides",
             Self::NoRdma => "it has no RDMA (EVENKEEL_TRANSPORT=tcp, or no RDMA device)",
             Self::RdmaOnly => "it takes RDMA only (EVENKEEL_TRANSPORT=rdma)",
+            Self::Encryption => "EVENKEEL_ENCRYPTION is not the same on both sides",
             Self::WrongListener => "its process has no such listener: it is closed, or another process has its port now",
         })
     }
@@ -312,6 +321,16 @@ impl Welcome {
         out
     }
 
+    /// Whether bytes, which may be none, can be the first of an answer.
+    pub fn may_begin_with(received: &[u8]) -> bool {
+        received.iter().zip(WELCOME_MAGIC).all(|(got, want)| *got == want)
+    }
+
+    /// Why the other side refuses, or is no listener of this version; `None` if it accepts, whatever the connection.
+    pub fn refusal(bytes: &[u8; WELCOME_BYTES]) -> Option<HandshakeError> {
+        Self::check(bytes, ConnectionId(array(bytes, 16))).err()
+    }
+
     /// Reads the answer to a hello for `connection`.
     ///
     /// # Errors
@@ -339,16 +358,17 @@ impl Welcome {
             7 => Err(HandshakeError::Refused(Refusal::NoRdma)),
             8 => Err(HandshakeError::Refused(Refusal::RdmaOnly)),
             9 => Err(HandshakeError::Refused(Refusal::WrongListener)),
+            10 => Err(HandshakeError::Refused(Refusal::Encryption)),
             other => Err(HandshakeError::OutOfRange {
                 field: "welcome status",
                 value: other.into(),
-                accepted: "0 to 9".into(),
+                accepted: "0 to 10".into(),
             }),
         }
     }
 }
 
-fn check_version(bytes: &[u8]) -> Result<(), HandshakeError> {
+pub(super) fn check_version(bytes: &[u8]) -> Result<(), HandshakeError> {
     match u16_at(bytes, 8) {
         PROTOCOL_VERSION => Ok(()),
         other => Err(HandshakeError::Version(other)),
@@ -470,6 +490,7 @@ mod tests {
             Refusal::NoRdma,
             Refusal::RdmaOnly,
             Refusal::WrongListener,
+            Refusal::Encryption,
         ] {
             let bytes = Welcome { connection: ID, verdict: Err(refusal) }.encode();
             assert_eq!(Welcome::check(&bytes, ID), Err(HandshakeError::Refused(refusal)));

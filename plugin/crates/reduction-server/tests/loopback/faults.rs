@@ -121,6 +121,32 @@ fn join_without_the_job_key_is_refused() {
 }
 
 #[test]
+fn encrypted_server_sums_for_peers_with_encryption_only() {
+    let key = ("EVENKEEL_JOB_KEY", KEY);
+    let encrypted = [key, ("EVENKEEL_ENCRYPTION", "required")];
+    let other = KEY.replace('0', "9");
+    let members = members(1, "encrypted");
+    let member = &members[0];
+    for (server, client, says) in [
+        (&encrypted[..], &[key][..], "EVENKEEL_ENCRYPTION"),
+        (&[key], &encrypted, "EVENKEEL_ENCRYPTION"),
+        (&encrypted, &[("EVENKEEL_JOB_KEY", other.as_str()), encrypted[1]], "job key"),
+    ] {
+        let server = server_with(64 << 20, 1, server);
+        let names = vec![server.address().to_string()];
+        let error =
+            join_within(&transport(client), &names, member, TIMEOUT).err().unwrap().to_string();
+        assert!(error.contains(&names[0]) && error.contains(says), "{error}");
+        assert!(!error.contains("within"), "a refused join is retried: {error}");
+        assert_eq!(server.communicators(), 0);
+    }
+    let server = server_with(64 << 20, 1, &encrypted);
+    let names = vec![server.address().to_string()];
+    let client = join(&transport(&encrypted), &names, member);
+    assert_eq!(all_reduce(&client, &vector(), KIND, Op::Sum).unwrap(), vector());
+}
+
+#[test]
 fn refused_join_has_the_reason() {
     let server = server_with(4 << 20, 1, &[]);
     let names = vec![server.address().to_string()];

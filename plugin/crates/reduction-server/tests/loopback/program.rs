@@ -177,13 +177,18 @@ fn stopped_server_is_named_soon_after_the_timeout() {
 
 /// Two leaves with a rank each, and their root. The leaves' timeout is two seconds.
 fn tree() -> (Program, [Program; 2], Vec<Client>) {
-    let root = start(&[]);
-    let leaf =
-        || start_with(&["--upstream", &root.address], &[("EVENKEEL_REDUCTION_TIMEOUT", "2")]);
+    tree_with(&[])
+}
+
+/// As [`tree`], with these variables for servers and clients.
+fn tree_with(environment: &[(&str, &str)]) -> (Program, [Program; 2], Vec<Client>) {
+    let root = start_with(&[], environment);
+    let of_leaf = [environment, &[("EVENKEEL_REDUCTION_TIMEOUT", "2")]].concat();
+    let leaf = || start_with(&["--upstream", &root.address], &of_leaf);
     let leaves = [leaf(), leaf()];
     let lists = leaves.each_ref().map(|leaf| [leaf.address.clone()]);
     let members = members_with(&[&lists[0], &lists[1]], "team-a/llama");
-    let transport = transport(&[]);
+    let transport = transport(environment);
     let clients = (0..2).map(|rank| join(&transport, &lists[rank], &members[rank])).collect();
     (root, leaves, clients)
 }
@@ -220,6 +225,30 @@ fn metrics_of_a_leaf_count_upstream_bytes() {
     }
     drop(clients);
     assert!(leaves[0].wait().success() && root.wait().success());
+}
+
+#[test]
+fn encrypted_tree_sums_and_says_so() {
+    let key = "5".repeat(64);
+    let environment = [("EVENKEEL_JOB_KEY", key.as_str()), ("EVENKEEL_ENCRYPTION", "required")];
+    let (root, mut leaves, clients) = tree_with(&environment);
+    for sum in reduce_all(&clients) {
+        assert_eq!(sum.unwrap(), data(1, DataType::Int32, 300_000));
+    }
+    for server in [&root, &leaves[0]] {
+        let metrics = server.get("/metrics");
+        assert!(metrics.contains("evenkeel_reduction_encryption_required 1"), "{metrics}");
+    }
+    // A leaf without encryption cannot reach its root.
+    let clear = start_with(&["--upstream", &root.address], &environment[..1]);
+    let lists = [[clear.address.clone()], [leaves[1].address.clone()]];
+    let member = &members_with(&[&lists[0], &lists[1]], "team-a/clear")[0];
+    let error = join_within(&transport(&environment[..1]), &lists[0], member, TIMEOUT);
+    let error = error.err().unwrap().to_string();
+    assert!(error.contains("EVENKEEL_ENCRYPTION"), "{error}");
+    leaves[0].signal(Signal::TERM);
+    drop(clients);
+    assert!(leaves[0].wait().success());
 }
 
 #[test]

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use evenkeel_protocol::{ConnectionId, Hello, Nonce, Refusal};
-use socket2::Socket;
 
 use crate::connection::recv::Inbound;
 use crate::context::Context;
@@ -18,6 +17,7 @@ use crate::rdma;
 use crate::runtime::notify::Notify;
 use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
 use crate::settings::TransportMode;
+use crate::stream::Stream;
 use crate::sync::lock;
 use crate::tcp::receiver::TcpReceiver;
 use crate::weak::WeakMap;
@@ -62,7 +62,7 @@ pub(super) struct AcceptorState {
 
 /// A connection of which some flows have arrived.
 pub(super) struct Partial {
-    pub(super) flows: Vec<Option<Socket>>,
+    pub(super) flows: Vec<Option<Stream>>,
     pub(super) peer: SocketAddr,
     pub(super) since: Instant,
 }
@@ -108,31 +108,31 @@ impl Acceptor {
     pub(super) fn admit(
         self: &Arc<Self>,
         hello: &Hello,
-        socket: Socket,
+        mut stream: Stream,
         peer: SocketAddr,
     ) -> Result<(), String> {
         if hello.rdma {
-            return self.agree_queue_pairs(hello, socket, peer);
+            return self.agree_queue_pairs(hello, stream, peer);
         }
         if self.context.settings.transport_mode == TransportMode::Rdma {
-            return answer(&socket, hello.connection, Err(Refusal::RdmaOnly));
+            return answer(&mut stream, hello.connection, Err(Refusal::RdmaOnly));
         }
         let mut state = lock(&self.state);
         if state.complete.is_known(&hello.connection) {
             let receiver = state.complete.live(&hello.connection);
             let receiver = receiver.filter(|receiver| receiver.is_open());
             drop(state);
-            return join(receiver.as_ref(), hello, socket);
+            return join(receiver.as_ref(), hello, stream);
         }
         // A flow that has ended is not a part of the connection: its dialer knows, and dials it again.
-        answer(&socket, hello.connection, state.verdict(hello))?;
-        state.add(hello, socket, peer);
-        let Some(sockets) = state.take_if_complete(&hello.connection) else {
+        answer(&mut stream, hello.connection, state.verdict(hello))?;
+        state.add(hello, stream, peer);
+        let Some(streams) = state.take_if_complete(&hello.connection) else {
             self.clock.request_tick();
             return Ok(());
         };
-        let context = self.context_of(sockets.first());
-        match TcpReceiver::open(context, &self.workers, peer, sockets) {
+        let context = self.context_of(streams.first());
+        match TcpReceiver::open(context, &self.workers, peer, streams) {
             Ok(receiver) => {
                 state.complete.insert(hello.connection, &receiver);
                 state.ready.push_back(receiver);
@@ -148,9 +148,9 @@ impl Acceptor {
     }
 
     /// The context of a connection whose first flow this is.
-    fn context_of(&self, flow: Option<&Socket>) -> Context {
+    fn context_of(&self, flow: Option<&Stream>) -> Context {
         let mut context = self.context.clone();
-        let local = flow.and_then(|flow| flow.local_addr().ok()?.as_socket());
+        let local = flow.and_then(|flow| flow.socket.local_addr().ok()?.as_socket());
         let Some(local) = local.map(|local| local.ip().to_canonical()) else { return context };
         let is_there = |device: &&Device| device.addresses().contains(&local);
         // Several devices may have one address.
@@ -167,15 +167,15 @@ impl Acceptor {
     fn agree_queue_pairs(
         self: &Arc<Self>,
         hello: &Hello,
-        socket: Socket,
+        mut stream: Stream,
         peer: SocketAddr,
     ) -> Result<(), String> {
         if hello.flow > 0 {
-            return self.failover(hello, socket);
+            return self.failover(hello, stream);
         }
         let id = hello.connection;
         let by_rdma = self.context.settings.transport_mode != TransportMode::Tcp;
-        let context = self.context_of(Some(&socket));
+        let context = self.context_of(Some(&stream));
         let device = context.device.clone();
         let adapter = device.rdma().filter(|_| by_rdma);
         let mut state = lock(&self.state);
@@ -187,7 +187,7 @@ impl Acceptor {
             Some(_) if state.agreeing.contains_key(&id) => Err(Refusal::Inconsistent),
             Some(adapter) => Ok(adapter),
         };
-        answer(&socket, id, outcome.map(|_| ()))?;
+        answer(&mut stream, id, outcome.map(|_| ()))?;
         let Ok(adapter) = outcome else { return Ok(()) };
         let listener = Arc::downgrade(self);
         let opened = Box::new(move |opened: Result<(), Error>| {
@@ -200,7 +200,7 @@ impl Acceptor {
         // The lock delays the outcome until the connection is in the table.
         let others = context.other_ports().filter(|_| self.everywhere);
         let elsewhere = others.flat_map(|device| device.addresses()).collect();
-        let control = (socket, peer);
+        let control = (stream, peer);
         match rdma::Receiver::open(
             context,
             adapter,
@@ -221,11 +221,11 @@ impl Acceptor {
     }
 
     /// Accepts a candidate for the control connection of an RDMA connection. The peer may choose it for failover.
-    fn failover(&self, hello: &Hello, socket: Socket) -> Result<(), String> {
+    fn failover(&self, hello: &Hello, mut stream: Stream) -> Result<(), String> {
         let mut state = lock(&self.state);
         let receiver = state.agreed.live(&hello.connection);
         let receiver = receiver.filter(|receiver| receiver.is_open());
-        let device = self.context_of(Some(&socket)).device;
+        let device = self.context_of(Some(&stream)).device;
         state.candidates.retain(|candidate| candidate.strong_count() > 0);
         let outcome = match &receiver {
             None => Err(Refusal::Gone),
@@ -234,10 +234,10 @@ impl Acceptor {
             Some(_) if state.candidates.len() >= MAX_UNACCEPTED => Err(Refusal::Busy),
             Some(_) => Ok(()),
         };
-        answer(&socket, hello.connection, outcome)?;
+        answer(&mut stream, hello.connection, outcome)?;
         if let Some(receiver) = receiver {
             let deadline = Instant::now() + self.context.settings.handshake_timeout;
-            let control = (hello.flow, socket);
+            let control = (hello.flow, stream);
             let workers = &self.workers;
             let candidate =
                 rdma::FailoverCandidate::watch(workers, &receiver, device, control, deadline);
@@ -326,7 +326,7 @@ impl AcceptorState {
     }
 
     /// Adds a flow that is accepted.
-    fn add(&mut self, hello: &Hello, socket: Socket, peer: SocketAddr) {
+    fn add(&mut self, hello: &Hello, stream: Stream, peer: SocketAddr) {
         let partial = self.partial.entry(hello.connection).or_insert_with(|| Partial {
             flows: (0..hello.flows).map(|_| None).collect(),
             peer,
@@ -334,12 +334,12 @@ impl AcceptorState {
         });
         if let Some(place) = partial.flows.get_mut(hello.flow as usize) {
             // A peer that dials a flow again has lost the one before.
-            *place = Some(socket);
+            *place = Some(stream);
         }
     }
 
-    /// The sockets of a connection, if all its flows have arrived.
-    fn take_if_complete(&mut self, connection: &ConnectionId) -> Option<Vec<Socket>> {
+    /// The streams of a connection, if all its flows have arrived.
+    fn take_if_complete(&mut self, connection: &ConnectionId) -> Option<Vec<Stream>> {
         if self.partial.get(connection)?.flows.iter().any(Option::is_none) {
             return None;
         }
@@ -348,16 +348,20 @@ impl AcceptorState {
 }
 
 /// Adds a flow to a connection that is complete, and answers its hello.
-fn join(receiver: Option<&Arc<TcpReceiver>>, hello: &Hello, socket: Socket) -> Result<(), String> {
+fn join(
+    receiver: Option<&Arc<TcpReceiver>>,
+    hello: &Hello,
+    mut stream: Stream,
+) -> Result<(), String> {
     let Some(receiver) = receiver else {
-        return answer(&socket, hello.connection, Err(Refusal::Gone));
+        return answer(&mut stream, hello.connection, Err(Refusal::Gone));
     };
     if hello.flow < u32::from(hello.flows) {
         // The dialer has not got the welcome of this flow, and dials it again. Nothing was sent on the one before.
         receiver.on_flow_dead(hello.flow);
     }
-    let joined = receiver.join(hello.flow, socket, |socket, verdict| {
-        send_welcome(socket, hello.connection, verdict)
+    let joined = receiver.join(hello.flow, stream, |socket, half, verdict| {
+        send_welcome(socket, half, hello.connection, verdict)
     });
     joined.map_err(|refusal| format!("refused: {refusal}"))
 }

@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{ConnectionId, Handle};
-use socket2::Socket;
 
 use crate::connection::send::{Outbound, SendConnection};
 use crate::context::Context;
@@ -14,6 +13,7 @@ use crate::rdma;
 use crate::runtime::descriptors;
 use crate::runtime::reactor::{Readiness, Registration, Runtime, Source};
 use crate::settings::TransportMode;
+use crate::stream::Stream;
 use crate::sync::lock;
 use crate::sys;
 use crate::tcp::sender::TcpSender;
@@ -41,7 +41,7 @@ struct Attempt {
 
 struct AttemptState {
     dials: Vec<Arc<Dial>>,
-    accepted: Vec<Option<Socket>>,
+    accepted: Vec<Option<Stream>>,
     /// Flows that failed, and when to dial them again.
     retries: Vec<(u32, Instant)>,
     /// Why a flow failed last.
@@ -257,7 +257,7 @@ impl Attempt {
     }
 
     /// The listener has accepted the control connection: agrees on queue pairs.
-    fn agree_queue_pairs(self: &Arc<Self>, socket: Socket) {
+    fn agree_queue_pairs(self: &Arc<Self>, stream: Stream) {
         let destination = &self.destination;
         let Some(adapter) = destination.context.device.rdma() else { return };
         let attempt = Arc::downgrade(self);
@@ -283,7 +283,7 @@ impl Attempt {
         if state.over {
             return;
         }
-        match rdma::Sender::open(destination, adapter, socket, self.deadline, opened) {
+        match rdma::Sender::open(destination, adapter, stream, self.deadline, opened) {
             Ok(sender) => state.agreeing = Some(sender),
             Err(error) => {
                 drop(state);
@@ -382,7 +382,7 @@ impl Attempt {
         drop(accepted);
         self.retry_clock.end_ticks();
         for dial in dials {
-            dial.take_socket();
+            dial.take_stream();
         }
         if let Some(sender) = agreeing {
             sender.close();
@@ -392,25 +392,25 @@ impl Attempt {
 }
 
 impl DialHandler for Attempt {
-    fn on_welcome(self: Arc<Self>, flow: u32, socket: Socket) {
-        let sockets = {
+    fn on_welcome(self: Arc<Self>, flow: u32, stream: Stream) {
+        let streams = {
             let mut state = lock(&self.state);
             if state.over {
                 return;
             }
             if state.use_rdma {
                 drop(state);
-                return self.agree_queue_pairs(socket);
+                return self.agree_queue_pairs(stream);
             }
             if let Some(place) = state.accepted.get_mut(flow as usize) {
-                *place = Some(socket);
+                *place = Some(stream);
             }
             if state.accepted.iter().any(Option::is_none) {
                 return;
             }
             std::mem::take(&mut state.accepted).into_iter().flatten().collect()
         };
-        let outcome = TcpSender::open(Arc::clone(&self.destination), sockets)
+        let outcome = TcpSender::open(Arc::clone(&self.destination), streams)
             .map(|sender| sender as Arc<dyn Outbound>)
             .map_err(|error| {
                 let error = Error::system("cannot watch a connection", &error);

@@ -1,6 +1,6 @@
 //! Opens one flow to a listener.
 
-use std::io::{self, Read};
+use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -14,7 +14,9 @@ use socket2::{Domain, Socket, Type};
 use crate::connection::base::{configure_socket, would_block};
 use crate::context::Context;
 use crate::error::Retry;
+use crate::handshake::encryption::{TlsFailure, TlsHandshake};
 use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
+use crate::stream::Stream;
 use crate::sync::lock;
 use crate::sys;
 
@@ -44,8 +46,8 @@ pub(crate) struct DialError {
 /// Receives the outcome of a dial.
 pub(crate) trait DialHandler: Send + Sync {
     /// The listener has accepted the flow.
-    fn on_welcome(self: Arc<Self>, flow: u32, socket: Socket);
-    /// The flow could not be opened. Not called after [`Dial::take_socket`].
+    fn on_welcome(self: Arc<Self>, flow: u32, stream: Stream);
+    /// The flow could not be opened. Not called after [`Dial::take_stream`].
     fn on_dial_error(self: Arc<Self>, flow: u32, error: DialError);
 }
 
@@ -63,10 +65,14 @@ pub(crate) struct Dial {
 
 pub(super) struct DialState {
     /// `None` once the flow is accepted or cancelled.
-    pub(super) socket: Option<Socket>,
-    /// Sent once TCP is connected.
+    pub(super) stream: Option<Stream>,
+    /// Whether TCP is connected.
+    is_connected: bool,
+    /// With encryption, as long as it is under way.
+    tls: Option<Box<TlsHandshake>>,
+    /// Sent once TCP is connected and, if that is required, encrypted.
     pub(super) hello: Option<[u8; HELLO_BYTES]>,
-    /// Whether the listener's challenge is answered; true without a job key.
+    /// Whether the listener's challenge is answered; true without a job key, and with encryption, which proves it.
     proved: bool,
     /// Bytes received of the expected answer: a challenge or a welcome.
     have: usize,
@@ -92,6 +98,18 @@ impl From<HandshakeError> for DialError {
         let gone = [Refusal::Gone, Refusal::WrongListener].map(HandshakeError::Refused);
         let is_gone = gone.contains(&error);
         Self { is_final: !busy, retry, no_rdma, is_gone, what: error.to_string() }
+    }
+}
+
+impl From<TlsFailure> for DialError {
+    fn from(failure: TlsFailure) -> Self {
+        match failure {
+            TlsFailure::Io(error) => error.into(),
+            TlsFailure::Key(what) => Self::key(&what),
+            TlsFailure::Refused(error) => error.into(),
+            // Another path may leave the bytes as they are.
+            TlsFailure::Invalid(what) => temporary(Retry::Later, &what),
+        }
     }
 }
 
@@ -147,10 +165,15 @@ impl Dial {
             Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
             _ => {}
         }
+        let identity = context.settings.encryption.as_ref();
+        let tls = identity.map(TlsHandshake::connector).transpose();
+        let tls = tls.map_err(|failure| io::Error::other(DialError::from(failure).what))?;
         let state = DialState {
-            socket: None,
+            stream: None,
+            is_connected: false,
+            proved: context.settings.job_key.is_none() || tls.is_some(),
+            tls,
             hello: None,
-            proved: context.settings.job_key.is_none(),
             have: 0,
             answer: [0; CHALLENGE_BYTES],
         };
@@ -167,7 +190,7 @@ impl Dial {
         let mut state = lock(&dial.state);
         dial.registration.watch(&socket, Arc::<Self>::clone(&dial))?;
         dial.registration.request_tick();
-        state.socket = Some(socket);
+        state.stream = Some(Stream::plain(socket));
         drop(state);
         Ok(dial)
     }
@@ -177,27 +200,41 @@ impl Dial {
         self.flow
     }
 
-    /// Cancels the dial; its socket, unless it ended before.
-    pub(crate) fn take_socket(&self) -> Option<Socket> {
-        let socket = lock(&self.state).socket.take()?;
-        self.registration.end(&socket);
-        Some(socket)
+    /// Cancels the dial; its stream, unless it ended before.
+    pub(crate) fn take_stream(&self) -> Option<Stream> {
+        let stream = lock(&self.state).stream.take()?;
+        self.registration.end(&stream);
+        Some(stream)
     }
 
     /// Continues the handshake as far as possible. True when the flow is accepted.
     fn step(&self, readiness: Readiness) -> Result<bool, DialError> {
         let destination = &self.destination;
         let mut state = lock(&self.state);
-        let DialState { socket: Some(socket), hello, proved, have, answer } = &mut *state else {
+        let DialState { stream: Some(stream), is_connected, tls, hello, proved, have, answer } =
+            &mut *state
+        else {
             return Ok(false);
         };
-        if let Some(error) = socket.take_error()? {
+        // Later, reads report it, behind the bytes that came before.
+        if !*is_connected && let Some(error) = stream.socket.take_error()? {
             return Err(error.into());
         }
-        let key = destination.context.settings.job_key.as_ref();
+        *is_connected |= readiness.writable;
+        if !*is_connected {
+            return Ok(false);
+        }
+        if let Some(mut handshake) = tls.take() {
+            if !handshake.advance(&stream.socket)? {
+                *tls = Some(handshake);
+                return Ok(false);
+            }
+            handshake.finish(stream)?;
+        }
+        let is_encrypted = stream.is_encrypted();
+        let key = destination.context.settings.job_key.as_ref().filter(|_| !is_encrypted);
         let sent_hello = match hello {
             Some(hello) => hello,
-            None if !readiness.writable => return Ok(false),
             None => {
                 let random = if key.is_some() { Some(sys::random()?) } else { None };
                 let bytes = Hello {
@@ -210,7 +247,7 @@ impl Dial {
                     random,
                 };
                 let bytes = bytes.encode();
-                if !send_bytes(socket, &bytes)? {
+                if !send_bytes(stream, &bytes)? {
                     return Ok(false);
                 }
                 hello.insert(bytes)
@@ -224,7 +261,7 @@ impl Dial {
                 false => WELCOME_BYTES,
             };
             if *have < want {
-                match sys::uninterrupted(|| (&*socket).read(&mut answer[*have..want])) {
+                match stream.read(&mut answer[*have..want]) {
                     Ok(0) => {
                         return Err(temporary(Retry::Later, "the listener closed the connection"));
                     }
@@ -238,7 +275,7 @@ impl Dial {
             let proof = key
                 .answer(sent_hello, answer)
                 .ok_or_else(|| DialError::key("the listener does not have the job key"))?;
-            if !send_bytes(socket, &proof)? {
+            if !send_bytes(stream, &proof)? {
                 return Ok(false);
             }
             (*proved, *have) = (true, 0);
@@ -253,15 +290,15 @@ impl Dial {
 
     fn give_up(&self, error: DialError) {
         // The thread that takes the socket reports the outcome.
-        if self.take_socket().is_some() {
+        if self.take_stream().is_some() {
             Arc::clone(&self.handler).on_dial_error(self.flow, error);
         }
     }
 }
 
 /// Sends a part of the handshake, which fits into a new socket. False if it is not connected yet.
-fn send_bytes(socket: &Socket, bytes: &[u8]) -> Result<bool, DialError> {
-    match socket.send_with_flags(bytes, libc::MSG_NOSIGNAL) {
+fn send_bytes(stream: &mut Stream, bytes: &[u8]) -> Result<bool, DialError> {
+    match stream.write(bytes) {
         Ok(written) if written == bytes.len() => Ok(true),
         Ok(_) => Err(temporary(Retry::Unknown, "a new socket has no room for the handshake")),
         Err(error) if would_block(&error) => Ok(false),
@@ -278,8 +315,8 @@ impl Source for Dial {
         match self.step(readiness) {
             Ok(false) => {}
             Ok(true) => {
-                if let Some(socket) = self.take_socket() {
-                    Arc::clone(&self.handler).on_welcome(self.flow, socket);
+                if let Some(stream) = self.take_stream() {
+                    Arc::clone(&self.handler).on_welcome(self.flow, stream);
                 }
             }
             Err(error) => self.give_up(error),

@@ -205,7 +205,7 @@ impl ListeningSocket {
         drop(all);
         drop(closed);
         for connection in unauthenticated {
-            connection.take_socket();
+            connection.take_stream();
         }
     }
 

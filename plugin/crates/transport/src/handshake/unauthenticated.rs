@@ -1,20 +1,24 @@
 //! TCP connections that have not proved yet that they are flows of a peer.
 
-use std::io::{self, Read};
+use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
-    CHALLENGE_BYTES, ConnectionId, HELLO_BYTES, HandshakeError, Hello, PROOF_BYTES, Refusal,
-    Welcome,
+    CHALLENGE_BYTES, ConnectionId, ENCRYPTED_BYTES, Encrypted, HELLO_BYTES, HandshakeError, Hello,
+    PROOF_BYTES, Refusal, Welcome,
 };
+use evenkeel_tls::JobIdentity;
 use socket2::Socket;
 
 use crate::connection::base::would_block;
 use crate::handshake::acceptor::Acceptor;
+use crate::handshake::encryption::{TlsFailure, TlsHandshake};
 use crate::handshake::listening_socket::ListeningSocket;
+use crate::memory::buffers::SendBuffer;
 use crate::runtime::reactor::{Readiness, Registration, Source};
+use crate::stream::{SendHalf, Stream};
 use crate::sync::lock;
 use crate::sys;
 
@@ -29,8 +33,10 @@ pub(super) struct Unauthenticated {
 
 struct HandshakeState {
     /// `None` once the peer is admitted or dropped.
-    socket: Option<Socket>,
-    /// Bytes of the hello that were received.
+    stream: Option<Stream>,
+    /// With encryption, as long as it is under way.
+    tls: Option<Box<TlsHandshake>>,
+    /// Bytes of the hello that were received; with encryption, first those of its announcement.
     have: usize,
     hello: [u8; HELLO_BYTES],
     /// With a job key, once the hello is complete.
@@ -69,10 +75,22 @@ impl From<HandshakeError> for Rejection {
             HandshakeError::Version(_) => Some(Refusal::Version),
             HandshakeError::Authentication { .. } => Some(Refusal::Authentication),
             HandshakeError::Checksum { .. } => Some(Refusal::Checksum),
+            HandshakeError::Encryption { .. } => Some(Refusal::Encryption),
             HandshakeError::WrongListener => Some(Refusal::WrongListener),
             _ => None,
         };
         Self { why: error.to_string(), refusal }
+    }
+}
+
+impl From<TlsFailure> for Rejection {
+    fn from(failure: TlsFailure) -> Self {
+        // The peer has got an alert.
+        match failure {
+            TlsFailure::Io(error) => format!("it ended before it was encrypted: {error}").into(),
+            TlsFailure::Key(why) | TlsFailure::Invalid(why) => why.into(),
+            TlsFailure::Refused(error) => error.to_string().into(),
+        }
     }
 }
 
@@ -83,21 +101,69 @@ impl HandshakeState {
         listening.acceptor(Hello::listener(hello).ok()?)
     }
 
+    /// Reads the announcement of encryption, and continues the TLS handshake. Returns whether the stream is encrypted.
+    fn encrypt(&mut self, identity: &JobIdentity) -> Result<bool, Rejection> {
+        let Self { stream: Some(stream), tls, have, hello, .. } = self else { return Ok(false) };
+        if stream.is_encrypted() {
+            return Ok(true);
+        }
+        let mut handshake = match tls.take() {
+            Some(handshake) => handshake,
+            None => {
+                while *have < ENCRYPTED_BYTES {
+                    let place = &mut hello[*have..ENCRYPTED_BYTES];
+                    let Some(received) = receive(stream, place, *have)? else { return Ok(false) };
+                    *have += received;
+                }
+                let (announced, _) =
+                    hello.split_first_chunk().unwrap_or((&[0; ENCRYPTED_BYTES], &[]));
+                if Hello::may_begin_with(announced) {
+                    drop_received(stream);
+                    return Err(HandshakeError::Encryption { theirs: false }.into());
+                }
+                Encrypted::check(announced)?;
+                *have = 0;
+                TlsHandshake::listener(identity)?
+            }
+        };
+        if !handshake.advance(&stream.socket)? {
+            *tls = Some(handshake);
+            return Ok(false);
+        }
+        handshake.finish(stream)?;
+        Ok(true)
+    }
+
     /// Reads what has arrived. With a job key, answers the hello with a challenge. Returns the hello once the peer has proved
     /// itself.
     fn advance(&mut self, listening: &ListeningSocket) -> Result<Option<Hello>, Rejection> {
-        let Self { socket: Some(socket), have, hello, challenge } = self else { return Ok(None) };
+        let settings = listening.settings();
+        let is_encrypted = match &settings.encryption {
+            None => false,
+            Some(identity) if self.encrypt(identity)? => true,
+            Some(_) => return Ok(None),
+        };
+        let Self { stream: Some(stream), have, hello, challenge, .. } = self else {
+            return Ok(None);
+        };
         while *have < HELLO_BYTES {
-            let Some(received) = receive(socket, &mut hello[*have..], *have)? else {
+            let Some(received) = receive(stream, &mut hello[*have..], *have)? else {
                 return Ok(None);
             };
             *have += received;
-            if !Hello::may_begin_with(&hello[..*have]) {
-                return Err(HandshakeError::NotEvenkeel("peer").into());
+            let hello = &hello[..*have];
+            if !Hello::may_begin_with(hello) {
+                return Err(match Encrypted::may_begin_with(hello) {
+                    true if !is_encrypted => {
+                        drop_received(stream);
+                        HandshakeError::Encryption { theirs: true }.into()
+                    }
+                    _ => HandshakeError::NotEvenkeel("peer").into(),
+                });
             }
         }
-        let settings = listening.settings();
-        let key = settings.job_key.as_ref();
+        // Who has encrypted the connection has proved it.
+        let key = settings.job_key.as_ref().filter(|_| !is_encrypted);
         let nonce = Hello::listener(hello)?;
         if listening.acceptor(nonce).is_none() {
             return Err(HandshakeError::WrongListener.into());
@@ -109,13 +175,13 @@ impl HandshakeState {
             None => {
                 let sent = key.challenge(hello, sys::random()?);
                 // A new socket has room for it. If this one has none, the peer times out.
-                socket.send_with_flags(&sent, libc::MSG_NOSIGNAL)?;
+                stream.write(&sent)?;
                 challenge.insert(Challenge { sent, have: 0, proof: [0; PROOF_BYTES] })
             }
         };
         while challenge.have < PROOF_BYTES {
             let Some(received) = receive(
-                socket,
+                stream,
                 &mut challenge.proof[challenge.have..],
                 HELLO_BYTES + challenge.have,
             )?
@@ -132,9 +198,24 @@ impl HandshakeState {
     }
 }
 
+/// Drops what a peer has sent that is refused. Unread bytes at the close would reset the connection, and the refusal with it.
+fn drop_received(stream: &mut Stream) {
+    let mut bytes = [0; 1024];
+    // A peer sends no more than this before it has an answer.
+    for _ in 0..4 {
+        if !matches!(stream.read(&mut bytes), Ok(received) if received == bytes.len()) {
+            return;
+        }
+    }
+}
+
 /// Reads at most `into`; `None` if nothing has arrived. `before` bytes were received earlier.
-fn receive(socket: &Socket, into: &mut [u8], before: usize) -> Result<Option<usize>, Rejection> {
-    match sys::uninterrupted(|| (&*socket).read(into)) {
+fn receive(
+    stream: &mut Stream,
+    into: &mut [u8],
+    before: usize,
+) -> Result<Option<usize>, Rejection> {
+    match stream.read(into) {
         Ok(0) => Err(format!("it closed after {before} bytes").into()),
         Ok(received) => Ok(Some(received)),
         Err(error) if would_block(&error) => Ok(None),
@@ -149,20 +230,22 @@ fn receive(socket: &Socket, into: &mut [u8], before: usize) -> Result<Option<usi
 /// peer had closed it.
 pub(super) fn send_welcome(
     socket: &Socket,
+    half: &mut SendHalf,
     connection: ConnectionId,
     verdict: Result<(), Refusal>,
 ) -> io::Result<()> {
     let welcome = Welcome { connection, verdict };
-    socket.send_with_flags(&welcome.encode(), libc::MSG_NOSIGNAL).map(|_| ())
+    let nothing = SendBuffer::from_static(&[]);
+    half.send_with_header(socket, &welcome.encode(), nothing).map(|_| ())
 }
 
 /// As [`send_welcome`]. The error says why the connection is not admitted.
 pub(super) fn answer(
-    socket: &Socket,
+    stream: &mut Stream,
     connection: ConnectionId,
     verdict: Result<(), Refusal>,
 ) -> Result<(), String> {
-    let answered = send_welcome(socket, connection, verdict);
+    let answered = send_welcome(&stream.socket, &mut stream.send, connection, verdict);
     verdict.map_err(|refusal| format!("refused: {refusal}"))?;
     answered.map_err(|error| format!("it ended before it was admitted: {error}"))
 }
@@ -174,8 +257,13 @@ impl Unauthenticated {
         peer: SocketAddr,
         registration: Registration,
     ) -> Arc<Self> {
-        let handshake =
-            HandshakeState { socket: None, have: 0, hello: [0; HELLO_BYTES], challenge: None };
+        let handshake = HandshakeState {
+            stream: None,
+            tls: None,
+            have: 0,
+            hello: [0; HELLO_BYTES],
+            challenge: None,
+        };
         Arc::new(Self {
             listening,
             peer,
@@ -187,13 +275,13 @@ impl Unauthenticated {
 
     /// Begins the handshake on this socket.
     pub(super) fn start(self: &Arc<Self>, socket: Socket) {
-        lock(&self.handshake).socket = Some(socket);
+        lock(&self.handshake).stream = Some(Stream::plain(socket));
         // Nearly always the hello is there, and nothing has to be watched.
         if let Err(why) = self.advance() {
             return self.drop_connection(&why);
         }
-        let watched = match &lock(&self.handshake).socket {
-            Some(socket) => self.registration.watch(socket, Arc::<Self>::clone(self)),
+        let watched = match &lock(&self.handshake).stream {
+            Some(stream) => self.registration.watch(stream, Arc::<Self>::clone(self)),
             None => return,
         };
         match watched {
@@ -207,15 +295,15 @@ impl Unauthenticated {
         self.since.elapsed()
     }
 
-    /// Ends the handshake; the socket, unless it ended before.
-    pub(super) fn take_socket(&self) -> Option<Socket> {
-        let socket = lock(&self.handshake).socket.take()?;
-        self.registration.end(&socket);
-        Some(socket)
+    /// Ends the handshake; the stream, unless it ended before.
+    pub(super) fn take_stream(&self) -> Option<Stream> {
+        let stream = lock(&self.handshake).stream.take()?;
+        self.registration.end(&stream);
+        Some(stream)
     }
 
     pub(super) fn drop_connection(&self, why: &str) {
-        self.take_socket();
+        self.take_stream();
         if let Some(listening) = self.listening.upgrade() {
             listening.forget(self, true);
             let acceptor = lock(&self.handshake).acceptor(&listening);
@@ -231,18 +319,18 @@ impl Unauthenticated {
         match advanced {
             Ok(None) => Ok(()),
             Ok(Some(hello)) => {
-                let Some(socket) = self.take_socket() else { return Ok(()) };
+                let Some(mut stream) = self.take_stream() else { return Ok(()) };
                 listening.forget(self, false);
                 match listening.acceptor(hello.nonce) {
-                    Some(acceptor) => acceptor.admit(&hello, socket, self.peer),
+                    Some(acceptor) => acceptor.admit(&hello, stream, self.peer),
                     // Closed meanwhile.
-                    None => answer(&socket, hello.connection, Err(Refusal::WrongListener)),
+                    None => answer(&mut stream, hello.connection, Err(Refusal::WrongListener)),
                 }
             }
             Err(Rejection { why, refusal }) => {
-                if let (Some(refusal), Some(socket)) = (refusal, self.take_socket()) {
+                if let (Some(refusal), Some(mut stream)) = (refusal, self.take_stream()) {
                     // If the peer is gone, nobody misses the answer.
-                    let _ = send_welcome(&socket, ConnectionId([0; 16]), Err(refusal));
+                    let _ = answer(&mut stream, ConnectionId([0; 16]), Err(refusal));
                 }
                 Err(why)
             }

@@ -1,6 +1,6 @@
 //! The control connection: a TCP connection on which the two ends agree on queue pairs. Its end shows that the peer is gone.
 
-use std::io::{self, Read};
+use std::io;
 use std::net::Shutdown;
 use std::time::Duration;
 
@@ -8,20 +8,20 @@ use evenkeel_protocol::{ControlMessage, ReplayBuffer};
 use socket2::Socket;
 
 use crate::connection::base::would_block;
-use crate::sys;
+use crate::stream::Stream;
 
 /// Maximum number of bytes that wait to be sent or acknowledged. Each message is an answer, or one of a few in a
 /// connection's life.
 const MAX_PENDING: usize = 64 << 10;
 
 pub(super) struct ControlConnection {
-    socket: Socket,
+    stream: Stream,
     received: Vec<u8>,
     unsent: Vec<u8>,
     replay: ReplayBuffer,
     /// The sockets before this one. They stay open until the peer acknowledges what it has received, since it may still
     /// choose one of them.
-    previous: Vec<Socket>,
+    previous: Vec<Stream>,
     /// Set when nothing more will be received.
     end: Option<End>,
 }
@@ -42,10 +42,10 @@ pub(super) enum PathFailure {
 
 impl ControlConnection {
     /// The path is considered dead after `timeout` without an acknowledgement by TCP.
-    pub(super) fn new(socket: Socket, timeout: Duration) -> Self {
-        set_timeout(&socket, timeout);
+    pub(super) fn new(stream: Stream, timeout: Duration) -> Self {
+        set_timeout(&stream.socket, timeout);
         Self {
-            socket,
+            stream,
             received: Vec::new(),
             unsent: Vec::new(),
             replay: ReplayBuffer::default(),
@@ -55,14 +55,14 @@ impl ControlConnection {
     }
 
     pub(super) fn socket(&self) -> &Socket {
-        &self.socket
+        &self.stream.socket
     }
 
     /// Continues on another TCP connection.
-    pub(super) fn replace_socket(&mut self, socket: Socket, timeout: Duration) {
-        set_timeout(&socket, timeout);
+    pub(super) fn replace_stream(&mut self, stream: Stream, timeout: Duration) {
+        set_timeout(&stream.socket, timeout);
         // The peer sees the end of the old socket after it has received from this one.
-        self.previous.push(std::mem::replace(&mut self.socket, socket));
+        self.previous.push(std::mem::replace(&mut self.stream, stream));
         self.received.clear();
         self.unsent.clear();
         self.end = None;
@@ -86,10 +86,13 @@ impl ControlConnection {
 
     /// Sends what was left. Whether the peer is gone is noticed by receiving.
     pub(super) fn flush(&mut self) {
-        while !self.unsent.is_empty() {
-            match self.socket.send_with_flags(&self.unsent, libc::MSG_NOSIGNAL) {
+        while !self.unsent.is_empty() || !self.stream.send.is_flushed() {
+            let written = match self.unsent.is_empty() {
+                true => self.stream.send.flush(&self.stream.socket).map(|()| 0),
+                false => self.stream.write(&self.unsent),
+            };
+            match written {
                 Ok(sent) => drop(self.unsent.drain(..sent)),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     // The kernel reports it once: the next receive would see an orderly end.
                     if let Some(failure) = path_failure(error.kind()) {
@@ -126,7 +129,7 @@ impl ControlConnection {
                 return None;
             }
             let mut bytes = [0; 1024];
-            match sys::uninterrupted(|| (&self.socket).read(&mut bytes)) {
+            match self.stream.read(&mut bytes) {
                 // The peer may not have chosen this socket.
                 Ok(0) if !self.previous.is_empty() => {
                     self.end(Some(PathFailure::Reset), "the peer closed the connection".to_owned());
@@ -176,9 +179,9 @@ impl ControlConnection {
     }
 
     pub(super) fn shutdown(&self) {
-        for socket in self.previous.iter().chain([&self.socket]) {
+        for stream in self.previous.iter().chain([&self.stream]) {
             // Fails only if the peer has closed the connection already.
-            let _ = socket.shutdown(Shutdown::Both);
+            let _ = stream.socket.shutdown(Shutdown::Both);
         }
     }
 }
@@ -195,7 +198,8 @@ fn path_failure(kind: io::ErrorKind) -> Option<PathFailure> {
         | io::ErrorKind::HostUnreachable
         | io::ErrorKind::NetworkUnreachable
         | io::ErrorKind::NetworkDown => Some(PathFailure::Unreachable),
-        io::ErrorKind::ConnectionReset => Some(PathFailure::Reset),
+        // Somebody has written to it, or changed its bytes: it is as good as reset.
+        io::ErrorKind::ConnectionReset | io::ErrorKind::InvalidData => Some(PathFailure::Reset),
         _ => None,
     }
 }

@@ -7,7 +7,6 @@ use std::time::Instant;
 
 use evenkeel_protocol::{ControlMessage, PacketMarking, PortInfo};
 use evenkeel_verbs::{Gid, MemoryRegion};
-use socket2::Socket;
 
 use super::completion_polling::CompletionPolling;
 use super::control::ControlConnection;
@@ -21,6 +20,7 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind};
 use crate::runtime::reactor::{Linger, Readiness, Registration, Source, Workers};
 use crate::runtime::waiters;
+use crate::stream::Stream;
 use crate::sync::lock;
 use crate::telemetry::metrics::{ConnectionObservation, FlowObservation, Observed};
 
@@ -129,14 +129,14 @@ impl<W> EndpointCore<W> {
     /// `on_opened` is called when the first queue pair is active, or with the reason why it is not by the deadline.
     pub(super) fn new(
         queue_pairs: QueuePairs<W>,
-        socket: Socket,
+        stream: Stream,
         context: &Context,
         on_opened: OnOpened,
         deadline: Instant,
     ) -> Self {
         Self {
             queue_pairs,
-            control: ControlConnection::new(socket, context.settings.peer_timeout),
+            control: ControlConnection::new(stream, context.settings.peer_timeout),
             peer_port: None,
             traffic_class: context.traffic_class,
             eager: context.memory_types.is_host_only(),
@@ -274,7 +274,7 @@ impl<S: EndpointState> Endpoint<S> {
         this: &Arc<Self>,
         state: &mut S,
         device: &Device,
-        socket: Socket,
+        stream: Stream,
         why: &str,
     ) -> Result<bool, ConnectionError> {
         let Some(adapter) = device.rdma() else { return Ok(false) };
@@ -293,7 +293,7 @@ impl<S: EndpointState> Endpoint<S> {
         this.cq_registration.end(&*core.queue_pairs.completions);
         this.control_registration.end(core.control.socket());
         core.queue_pairs.move_to(adapter, completions, why);
-        core.control.replace_socket(socket, this.base.context.settings.peer_timeout);
+        core.control.replace_stream(stream, this.base.context.settings.peer_timeout);
         core.peer_port = None;
         core.completion_polling = CompletionPolling::default();
         this.base.move_to(device);

@@ -10,7 +10,6 @@ use evenkeel_protocol::{
     ReceivedMessage,
 };
 use evenkeel_verbs::{Access, MemoryRegion, StagingBuffer, WriteSource};
-use socket2::Socket;
 
 use super::adapter::Adapter;
 use super::control::PathFailure;
@@ -31,6 +30,7 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind};
 use crate::memory::buffers::RecvBuffer;
 use crate::runtime::reactor::Workers;
+use crate::stream::Stream;
 
 /// Bytes of the staging buffer.
 pub(super) const STAGING_BYTES: usize = RING_BYTES + CREDITS * CREDIT_BYTES;
@@ -87,7 +87,7 @@ impl Receiver {
         context: Context,
         adapter: &Arc<Adapter>,
         workers: &Arc<Workers>,
-        (socket, peer): (Socket, SocketAddr),
+        (stream, peer): (Stream, SocketAddr),
         queue_pairs: usize,
         alternates: Vec<IpAddr>,
         on_opened: OnOpened,
@@ -98,7 +98,7 @@ impl Receiver {
         // Credits are short, so their bytes in flight need no limit.
         let queue_pairs = QueuePairs::new(adapter, queue_pairs, u64::MAX)?;
         let mut state = RecvState {
-            core: EndpointCore::new(queue_pairs, socket, &context, on_opened, deadline),
+            core: EndpointCore::new(queue_pairs, stream, &context, on_opened, deadline),
             staging: StagingBuffer::new(&adapter.context, STAGING_BYTES).map_err(system)?,
             arrivals: Arrivals::default(),
             tags: TagMatcher::default(),
@@ -121,7 +121,7 @@ impl Receiver {
     }
 
     /// The sender has failed over, with the control connection of this number.
-    pub(crate) fn accept_failover(self: &Arc<Self>, number: u32, device: &Device, socket: Socket) {
+    pub(crate) fn accept_failover(self: &Arc<Self>, number: u32, device: &Device, stream: Stream) {
         self.with_state(|_, state| {
             // Bytes on an earlier control connection may be received late.
             if number <= state.control_number {
@@ -133,7 +133,7 @@ impl Receiver {
                 (None, Some((_, why))) => why.clone(),
                 (None, None) => "the sender has left that path".to_owned(),
             };
-            Self::fail_over(self, state, device, socket, &why)?;
+            Self::fail_over(self, state, device, stream, &why)?;
             Ok(())
         });
     }

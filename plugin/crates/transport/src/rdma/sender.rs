@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{ControlMessage, Immediate, MessagePart, PortInfo, QueuePairInfo, WINDOW};
 use evenkeel_verbs::{Access, MemoryRegion, StagingBuffer, WriteSource};
-use socket2::Socket;
 
 use super::adapter::Adapter;
 use super::control::PathFailure;
@@ -25,6 +24,7 @@ use crate::connection::tag_matching::TagGate;
 use crate::error::{Error, ErrorKind};
 use crate::handshake::dial::{Destination, DialError, DialHandler};
 use crate::memory::buffers::SendBuffer;
+use crate::stream::Stream;
 
 /// Maximum number of full parts in flight on a queue pair. Other queue pairs take what is left.
 const PARTS_AHEAD: u64 = 4;
@@ -104,7 +104,7 @@ impl Sender {
     pub(crate) fn open(
         destination: &Arc<Destination>,
         adapter: &Arc<Adapter>,
-        socket: Socket,
+        stream: Stream,
         deadline: Instant,
         on_opened: OnOpened,
     ) -> Result<Arc<Self>, Error> {
@@ -114,7 +114,7 @@ impl Sender {
         let max_in_flight = PARTS_AHEAD * part_bytes;
         let queue_pairs = QueuePairs::new(adapter, settings.queue_pairs.into(), max_in_flight)?;
         let mut state = SendState {
-            core: EndpointCore::new(queue_pairs, socket, &context, on_opened, deadline),
+            core: EndpointCore::new(queue_pairs, stream, &context, on_opened, deadline),
             staging: StagingBuffer::new(&adapter.context, STAGING_BYTES).map_err(system)?,
             received_credits: vec![None; CREDITS],
             ring: EagerRing::default(),
@@ -716,11 +716,11 @@ fn part_count(length: u64, part_bytes: u64) -> u32 {
 }
 
 impl DialHandler for Sender {
-    fn on_welcome(self: Arc<Self>, number: u32, socket: Socket) {
+    fn on_welcome(self: Arc<Self>, number: u32, stream: Stream) {
         self.with_state(|_, state| {
             let Some(device) = state.failover.accepted(number) else { return Ok(()) };
             let why = state.failure_reason();
-            if !Self::fail_over(&self, state, &device, socket, &why)? {
+            if !Self::fail_over(&self, state, &device, stream, &why)? {
                 state.failover.mark_failed();
             }
             Ok(())

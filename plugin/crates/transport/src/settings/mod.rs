@@ -7,6 +7,7 @@ pub mod table;
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,10 +15,13 @@ use evenkeel_protocol::{
     CHUNK_ALIGN, JobKey, MAX_CHUNK_BYTES, MAX_FLOWS, MAX_QUEUE_PAIRS, PacketMarking, Schedule,
 };
 
+use evenkeel_tls::JobIdentity;
+
 use name_filter::NameFilter;
 use parse::{addresses, key_in, ports, ranged_or_none};
 use rails::Rails;
-use table::{JOB_KEY, Setting, SettingsError, Variable, ranged, seconds};
+use rustix::fs::StatVfsMountFlags;
+use table::{ENCRYPTION, JOB_KEY, Setting, SettingsError, Variable, ranged, seconds};
 
 /// Minimum bytes of a static share, as in NCCL's socket transport.
 const MIN_SHARE: u64 = 64 << 10;
@@ -78,6 +82,12 @@ pub struct Settings {
     /// Ports to listen on; `None`: any.
     pub(crate) ports: Option<RangeInclusive<u16>>,
     pub(crate) job_key: Option<JobKey>,
+    /// Where the job key is from, if from a file.
+    key_file: Option<PathBuf>,
+    require_encryption: bool,
+    /// With encryption, and then all TCP connections are encrypted.
+    pub(crate) encryption: Option<JobIdentity>,
+    trust_rdma: bool,
     /// Addresses to serve metrics at: the first that is free.
     pub(crate) metrics: Vec<SocketAddr>,
     status_folder: Option<PathBuf>,
@@ -449,7 +459,40 @@ pub const SETTINGS: &[Setting<Settings>] = &[
         apply: |settings, value| {
             if !value.is_empty() {
                 settings.job_key = Some(key_in(value)?);
+                settings.key_file = Some(PathBuf::from(value));
             }
+            Some(())
+        },
+    },
+    Setting {
+        variable: Variable {
+            name: ENCRYPTION,
+            meaning: "required: every TCP connection is encrypted and authenticated with TLS 1.3 and the job key, and peers without it are refused; the same on all ranks (docs/encryption.md)",
+            accepts: "off, or required together with EVENKEEL_JOB_KEY_FILE or EVENKEEL_JOB_KEY",
+            default: "off",
+        },
+        apply: |settings, value| {
+            settings.require_encryption = match value {
+                "off" => false,
+                "required" => true,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Setting {
+        variable: Variable {
+            name: "EVENKEEL_RDMA_NETWORK",
+            meaning: "whether RDMA, which Evenkeel cannot encrypt, may carry messages where encryption is required; trusted: the network protects them itself, as with IPsec in the adapters",
+            accepts: "untrusted or trusted",
+            default: "untrusted",
+        },
+        apply: |settings, value| {
+            settings.trust_rdma = match value {
+                "untrusted" => false,
+                "trusted" => true,
+                _ => return None,
+            };
             Some(())
         },
     },
@@ -528,11 +571,59 @@ impl Settings {
             rails: Rails::default(),
             ports: None,
             job_key: None,
+            key_file: None,
+            require_encryption: false,
+            encryption: None,
+            trust_rdma: false,
             metrics: Vec::new(),
             status_folder: None,
         };
         table::read(SETTINGS, &mut settings, lookup)?;
+        if settings.require_encryption {
+            settings.encrypt()?;
+        }
         Ok(settings)
+    }
+
+    /// Prepares encryption, so that no message can go in clear.
+    fn encrypt(&mut self) -> Result<(), SettingsError> {
+        let refused = |name| SettingsError::of(SETTINGS, name, "required");
+        let key = self.job_key.as_ref().ok_or_else(|| refused(ENCRYPTION))?;
+        self.encryption = Some(JobIdentity::of(key).map_err(|_| refused(ENCRYPTION))?);
+        if self.trust_rdma {
+            return Ok(());
+        }
+        if self.transport_mode == TransportMode::Rdma {
+            return Err(SettingsError::rdma_in_clear());
+        }
+        self.transport_mode = TransportMode::Tcp;
+        Ok(())
+    }
+
+    /// What encryption all connections of a process with these settings have, for its identity if they are encrypted.
+    pub fn encryption(&self) -> Option<&JobIdentity> {
+        self.encryption.as_ref()
+    }
+
+    /// What encryption is in force, in words: `encryption off`, or `encryption required` and more.
+    pub fn encryption_status(&self) -> &'static str {
+        match (&self.encryption, self.transport_mode) {
+            (None, _) => "encryption off",
+            (Some(_), TransportMode::Tcp) => "encryption required (TLS 1.3)",
+            (Some(_), _) => "encryption required (TLS 1.3; RDMA in clear over a trusted network)",
+        }
+    }
+
+    /// The file that the job key is from, if others than the owner and the group may read it where it is. A mounted Secret may
+    /// be readable by all, since its folder is read-only and only this container has it.
+    pub(crate) fn exposed_key_file(&self) -> Option<&Path> {
+        let file = self.key_file.as_deref()?;
+        let mode = std::fs::metadata(file).ok()?.permissions().mode();
+        let is_mounted_secret = || {
+            rustix::fs::statvfs(file)
+                .is_ok_and(|system| system.f_flag.contains(StatVfsMountFlags::RDONLY))
+        };
+        (mode & 0o004 != 0 && !is_mounted_secret()).then_some(file)
     }
 
     /// Whether peers must prove that they have the job's key.

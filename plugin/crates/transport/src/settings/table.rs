@@ -43,6 +43,29 @@ impl Variable {
     }
 }
 
+/// The variable that requires encryption.
+pub(super) const ENCRYPTION: &str = "EVENKEEL_ENCRYPTION";
+
+impl SettingsError {
+    /// A variable of a table has a value that its other variables do not allow.
+    pub(super) fn of<T>(table: &[Setting<T>], name: &'static str, value: &str) -> Self {
+        let variable = table.iter().map(|setting| setting.variable).find(|it| it.name == name);
+        let (accepts, default) =
+            variable.map_or(("", ""), |variable| (variable.accepts, variable.default));
+        Self { name, value: value.to_owned(), accepts, default }
+    }
+
+    /// RDMA is required, and so is encryption, which it does not have.
+    pub(super) fn rdma_in_clear() -> Self {
+        Self {
+            name: "EVENKEEL_TRANSPORT",
+            value: "rdma".to_owned(),
+            accepts: "auto or tcp with EVENKEEL_ENCRYPTION=required, unless EVENKEEL_RDMA_NETWORK=trusted",
+            default: "auto",
+        }
+    }
+}
+
 /// Sets all values of a table, with a function that returns a variable's value if it has one.
 ///
 /// # Errors

@@ -15,15 +15,6 @@ use crate::memory::buffers::{RecvBuffer, SendBuffer};
 /// Maximum number of frames per system call.
 pub(crate) const MAX_FRAMES: usize = 16;
 
-/// Sends `header`, then `payload`, as far as the socket takes them. Returns the number of bytes taken of both together.
-pub(crate) fn send_with_header(
-    socket: &Socket,
-    header: &[u8],
-    payload: SendBuffer,
-) -> io::Result<usize> {
-    send_frames(socket, std::iter::once((header, payload)))
-}
-
 /// Sends frames, each with a header and a payload, in order and as far as the socket takes them. Returns the number of
 /// bytes taken of all together.
 ///

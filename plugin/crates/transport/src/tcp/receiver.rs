@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use evenkeel_protocol::{
     ChunkAction, ChunkHeader, FRAME_BYTES, Reassembly, ReassemblyError, Refusal,
 };
+
 use socket2::Socket;
 
 use crate::connection::base::{Base, Direction, InFlight, TransportKind, WORKER_QUANTUM};
@@ -24,6 +25,7 @@ use crate::runtime::caller_polling::SeenTurn;
 use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
 use crate::runtime::work_lock::WorkLock;
 use crate::settings::Settings;
+use crate::stream::{SendHalf, Stream};
 use crate::sync::lock;
 use crate::sys;
 use crate::tcp::MAX_FLOW_SLOTS;
@@ -92,7 +94,7 @@ impl TcpReceiver {
         context: Context,
         workers: &Arc<Workers>,
         peer: SocketAddr,
-        sockets: Vec<Socket>,
+        streams: Vec<Stream>,
     ) -> io::Result<Arc<Self>> {
         let receiver = Arc::new(Self {
             base: Base::new(context, Direction::Recv, TransportKind::Tcp, peer),
@@ -121,8 +123,8 @@ impl TcpReceiver {
         let observed: Weak<Self> = Arc::downgrade(&receiver);
         receiver.base.context.metrics.watch(observed);
         // All are there before any is read: the sender may report one as dead on another.
-        let flows = sockets.into_iter().enumerate().map(|(number, socket)| {
-            let flow = receiver.insert_flow(number as u32, socket, true);
+        let flows = streams.into_iter().enumerate().map(|(number, stream)| {
+            let flow = receiver.insert_flow(number as u32, stream, true);
             flow.map_err(|(refusal, _)| io::Error::other(refusal.to_string()))
         });
         let watched = flows
@@ -145,19 +147,21 @@ impl TcpReceiver {
     pub(crate) fn join(
         self: &Arc<Self>,
         number: u32,
-        socket: Socket,
-        answer: impl FnOnce(&Socket, Result<(), Refusal>) -> io::Result<()>,
+        stream: Stream,
+        answer: impl FnOnce(&Socket, &mut SendHalf, Result<(), Refusal>) -> io::Result<()>,
     ) -> Result<(), Refusal> {
-        let flow = match self.insert_flow(number, socket, false) {
+        let flow = match self.insert_flow(number, stream, false) {
             Ok(flow) => flow,
-            Err((refusal, socket)) => {
+            Err((refusal, mut stream)) => {
                 // If the dialer is gone, nobody misses the answer.
-                let _ = answer(&socket, Err(refusal));
+                let _ = answer(&stream.socket, &mut stream.send, Err(refusal));
                 return Err(refusal);
             }
         };
-        let answered = answer(&flow.socket, Ok(()));
-        flow.reply(|replies| (replies.is_answered, replies.error) = (true, answered.err()));
+        flow.reply(|replies| {
+            let answered = answer(&flow.socket, &mut replies.half, Ok(()));
+            (replies.is_answered, replies.error) = (true, answered.err());
+        });
         self.resend_tags(Some(&flow));
         self.watch_flow(&flow).map_err(|error| {
             self.flow_ended(&flow, FlowEnd::Lost(error.to_string()));
@@ -186,21 +190,23 @@ impl TcpReceiver {
     fn insert_flow(
         self: &Arc<Self>,
         number: u32,
-        socket: Socket,
+        stream: Stream,
         is_answered: bool,
-    ) -> Result<Arc<RecvFlow>, (Refusal, Socket)> {
+    ) -> Result<Arc<RecvFlow>, (Refusal, Stream)> {
         let mut queue = lock(&self.queue);
         if queue.closed || self.base.failed() {
-            return Err((Refusal::Gone, socket));
+            return Err((Refusal::Gone, stream));
         }
         if queue.flows.iter().flatten().any(|entry| entry.flow.number == number) {
-            return Err((Refusal::Inconsistent, socket));
+            return Err((Refusal::Inconsistent, stream));
         }
         let slot = queue.flows.iter().position(Option::is_none).unwrap_or(queue.flows.len());
         // Twice as many as a sender has: this side may not know yet that some are dead.
         if slot >= 2 * MAX_FLOW_SLOTS {
-            return Err((Refusal::Busy, socket));
+            return Err((Refusal::Busy, stream));
         }
+        let Stream { socket, send, recv: mut half } = stream;
+        half.read_ahead();
         let flow = Arc::new(RecvFlow {
             receiver: Arc::clone(self),
             number,
@@ -211,13 +217,14 @@ impl TcpReceiver {
             has_ended: AtomicBool::new(false),
             is_woken: AtomicBool::new(false),
             reading: WorkLock::new(ReadState {
+                half,
                 closed: false,
                 stage: ReadStage::Header { have: 0 },
                 header: [0; FRAME_BYTES],
                 checksum: self.new_checksum(),
                 has_received: false,
             }),
-            replies: Mutex::new(ReplyState { is_answered, ..ReplyState::default() }),
+            replies: Mutex::new(ReplyState { half: send, is_answered, ..ReplyState::default() }),
         });
         if slot == queue.flows.len() {
             queue.flows.push(None);
@@ -792,7 +799,7 @@ mod tests {
                     begin.wait();
                     let sockets = sockets.into_iter().enumerate();
                     let insert_flow = |(number, socket): (usize, UnixStream)| {
-                        receiver.insert_flow(number as u32, socket.into(), true).ok()
+                        receiver.insert_flow(number as u32, Stream::plain(socket.into()), true).ok()
                     };
                     sockets.map_while(insert_flow).collect::<Vec<_>>()
                 });
@@ -833,12 +840,13 @@ mod tests {
         let peer = "127.0.0.1:1".parse().unwrap();
         let (near, mut far) = UnixStream::pair().unwrap();
         let receiver =
-            TcpReceiver::open(context, runtime.workers(), peer, vec![near.into()]).unwrap();
+            TcpReceiver::open(context, runtime.workers(), peer, vec![Stream::plain(near.into())])
+                .unwrap();
         let memory = Box::leak(vec![0; 2000].into_boxed_slice());
         let request =
             TcpReceiver::recv(&receiver, RecvBuffer::from_static(memory)).unwrap().unwrap();
         let (joining, mut lost) = UnixStream::pair().unwrap();
-        let _ = receiver.join(4, joining.into(), |_, verdict| {
+        let _ = receiver.join(4, Stream::plain(joining.into()), |_, _, verdict| {
             assert_eq!(verdict, Ok(()));
             lost.write_all(&chunk(2000)).unwrap();
             lost.write_all(&[1; 1000]).unwrap();
@@ -874,7 +882,8 @@ mod tests {
         let context = transport.context(0, "").unwrap();
         let peer = "127.0.0.1:1".parse().unwrap();
         let (near, far) = flow();
-        let receiver = TcpReceiver::open(context, runtime.workers(), peer, vec![near]).unwrap();
+        let receiver =
+            TcpReceiver::open(context, runtime.workers(), peer, vec![Stream::plain(near)]).unwrap();
         let memory = Box::leak(vec![0; 2000].into_boxed_slice());
         let request =
             TcpReceiver::recv(&receiver, RecvBuffer::from_static(memory)).unwrap().unwrap();
@@ -891,12 +900,12 @@ mod tests {
         // The sender has given it up before it was accepted.
         let (near, far) = flow();
         drop(far);
-        receiver.join(4, near, |_, _| Ok(())).unwrap();
+        receiver.join(4, Stream::plain(near), |_, _, _| Ok(())).unwrap();
         no_flow_is_left();
         assert!(!fails_after(RESET_TIMEOUT), "after a flow that carried nothing");
         let ((near, mut far), (other_near, other)) = (flow(), flow());
-        receiver.join(5, near, |_, _| Ok(())).unwrap();
-        receiver.join(6, other_near, |_, _| Ok(())).unwrap();
+        receiver.join(5, Stream::plain(near), |_, _, _| Ok(())).unwrap();
+        receiver.join(6, Stream::plain(other_near), |_, _, _| Ok(())).unwrap();
         reset(other);
         test_support::until(|| (receiver.flows().len() == 1).then_some(()));
         let part = |offset, length: u32| {
@@ -909,7 +918,7 @@ mod tests {
         no_flow_is_left();
         assert!(!fails_after(RESET_TIMEOUT / 2), "after a chunk on an older flow");
         let (near, mut far) = flow();
-        receiver.join(7, near, |_, _| Ok(())).unwrap();
+        receiver.join(7, Stream::plain(near), |_, _, _| Ok(())).unwrap();
         far.write_all(&part(1024, 976)).unwrap();
         assert_eq!(test_support::until(|| request.test().unwrap()), 2000);
         let _next = post(&receiver, 2000);
@@ -918,7 +927,7 @@ mod tests {
         no_flow_is_left();
         assert!(!fails_after(RESET_TIMEOUT / 2), "soon after a reset");
         let (near, mut far) = flow();
-        receiver.join(8, near, |_, _| Ok(())).unwrap();
+        receiver.join(8, Stream::plain(near), |_, _, _| Ok(())).unwrap();
         lock(&receiver.queue).last_trouble = Instant::now().checked_sub(RESET_TIMEOUT);
         far.write_all(&part_of(1, 2000, 0, 1024)).unwrap();
         test_support::until(|| {
@@ -937,7 +946,10 @@ mod tests {
         let peer = "127.0.0.1:1".parse().unwrap();
         let (near, far) = flow();
         let runtime = transport.runtime().unwrap();
-        (TcpReceiver::open(context, runtime.workers(), peer, vec![near]).unwrap(), far)
+        (
+            TcpReceiver::open(context, runtime.workers(), peer, vec![Stream::plain(near)]).unwrap(),
+            far,
+        )
     }
 
     /// Posts a buffer of this length.
@@ -1007,7 +1019,7 @@ mod tests {
         reset(far);
         assert!(!fails_after(&receiver, RESET_TIMEOUT / 2), "before its message is delivered");
         let (near, mut far) = flow();
-        receiver.join(4, near, |_, _| Ok(())).unwrap();
+        receiver.join(4, Stream::plain(near), |_, _, _| Ok(())).unwrap();
         far.write_all(&part_of(0, 2000, 0, 2000)).unwrap();
         assert_eq!(test_support::until(|| first.test().unwrap()), 2000);
         reset(far);
@@ -1044,7 +1056,7 @@ mod tests {
         far.write_all(&part_of(0, 1, 0, 1)).unwrap();
         test_support::until(|| request.test().unwrap());
         let (near, mut second) = flow();
-        receiver.join(4, near, |_, _| Ok(())).unwrap();
+        receiver.join(4, Stream::plain(near), |_, _, _| Ok(())).unwrap();
         second.write_all(&Frame::FlowDead(0).encode()).unwrap();
         test_support::until(|| (receiver.flows().len() == 1).then_some(()));
         let _request = post(&receiver, 2000);
@@ -1062,7 +1074,8 @@ mod tests {
         let context = transport.context(0, "").unwrap();
         let peer = "127.0.0.1:1".parse().unwrap();
         let (near, far) = flow();
-        let receiver = TcpReceiver::open(context, runtime.workers(), peer, vec![near]).unwrap();
+        let receiver =
+            TcpReceiver::open(context, runtime.workers(), peer, vec![Stream::plain(near)]).unwrap();
         let flow = receiver.flows().remove(0);
         let reading = flow.reading.lock();
         reset(far);
@@ -1088,8 +1101,8 @@ mod tests {
         let peer = "127.0.0.1:1".parse().unwrap();
         let ((near, mut far), (other_near, mut other)) =
             (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
-        let sockets = vec![near.into(), other_near.into()];
-        let receiver = TcpReceiver::open(context, runtime.workers(), peer, sockets).unwrap();
+        let streams = [near, other_near].map(|socket| Stream::plain(socket.into())).into();
+        let receiver = TcpReceiver::open(context, runtime.workers(), peer, streams).unwrap();
         let post = |length: usize, tag| {
             let buffer = RecvBuffer::from_static(Box::leak(vec![0; length].into_boxed_slice()));
             TcpReceiver::recv_group(&receiver, &[TaggedBuffer { buffer, tag, registration: None }])

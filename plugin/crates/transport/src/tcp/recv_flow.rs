@@ -18,8 +18,8 @@ use crate::error::ErrorKind;
 use crate::memory::buffers::{RecvBuffer, SendBuffer};
 use crate::runtime::reactor::{Readiness, Registration, Source};
 use crate::runtime::work_lock::WorkLock;
+use crate::stream::{RecvHalf, SendHalf};
 use crate::sync::lock;
-use crate::sys;
 use crate::tcp::chunk_checksum::ChunkChecksum;
 use crate::tcp::recv_queue::RecvQueue;
 use crate::telemetry::counters::FlowCounters;
@@ -70,6 +70,7 @@ pub(super) struct RecvFlow<O: RecvFlowOwner> {
 }
 
 pub(super) struct ReadState {
+    pub(super) half: RecvHalf,
     /// Nothing may be read any more.
     pub(super) closed: bool,
     pub(super) stage: ReadStage,
@@ -104,7 +105,8 @@ pub(super) enum FlowEnd {
     Lost(String),
     /// It was reset, by the peer's system or on the path.
     Reset(String),
-    /// The peer's host did not answer, there is no route to it, or this host has ended the flow.
+    /// The peer's host did not answer, there is no route to it, this host has ended the flow, or somebody has changed its
+    /// bytes.
     Unreachable(String),
 }
 
@@ -165,6 +167,7 @@ impl ReadStage {
 /// Frames to write to the sender.
 #[derive(Default)]
 pub(super) struct ReplyState {
+    pub(super) half: SendHalf,
     pub(super) closed: bool,
     /// Why nothing more can be written. The kernel reports an error once, and whoever reads then sees the end of the stream.
     pub(super) error: Option<io::Error>,
@@ -359,7 +362,8 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
 
     fn read_header(&self, reading: &mut ReadState, have: usize) -> StageOutcome {
         let no_payload = RecvBuffer::from_static(&mut []);
-        let result = sys::recv_with_header(&self.socket, no_payload, &mut reading.header[have..]);
+        let header = &mut reading.header[have..];
+        let result = reading.half.recv_with_header(&self.socket, no_payload, header);
         self.after_read(reading, result, FRAME_BYTES - have)
     }
 
@@ -393,15 +397,17 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
         // The next frame follows the chunk's end, often in the same call.
         let next = if is_last { FRAME_BYTES } else { 0 };
         let room = rest.length() + next;
-        let result = sys::recv_with_header(&self.socket, rest, &mut reading.header[..next]);
+        let header = &mut reading.header[..next];
+        let result = reading.half.recv_with_header(&self.socket, rest, header);
         self.after_read(reading, result, room)
     }
 
     /// Drops bytes that were received before.
     fn discard(&self, reading: &mut ReadState, length: usize) -> StageOutcome {
+        let half = &mut reading.half;
         let result = match &mut reading.checksum {
-            None => sys::discard(&self.socket, length),
-            Some(checksum) => self.discard_checked(checksum, length),
+            None => half.discard(&self.socket, length),
+            Some(checksum) => self.discard_checked(half, checksum, length),
         };
         // It may drop less than there is.
         self.after_read(reading, result, 0)
@@ -417,20 +423,29 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
         match result {
             Ok(0) => StageOutcome::Ended(self.end_of_stream(reading)),
             Ok(received) => {
+                let is_all = received < room && !reading.half.has_failed();
                 self.advance(reading, received);
-                StageOutcome::Received(Received { bytes: received, is_all: received < room })
+                StageOutcome::Received(Received { bytes: received, is_all })
             }
             Err(error) if would_block(&error) => StageOutcome::WouldBlock,
-            Err(error) => StageOutcome::Ended(error.into()),
+            Err(error) => {
+                let is_forged = error.kind() == io::ErrorKind::InvalidData;
+                self.receiver.base().counters.corrupt.add(is_forged.into());
+                StageOutcome::Ended(error.into())
+            }
         }
     }
 
     /// Reads bytes that were received before, since the checksum covers them.
-    fn discard_checked(&self, checksum: &mut ChunkChecksum, length: usize) -> io::Result<usize> {
+    fn discard_checked(
+        &self,
+        half: &mut RecvHalf,
+        checksum: &mut ChunkChecksum,
+        length: usize,
+    ) -> io::Result<usize> {
         let mut bytes = [0; 4096];
         let room = length.min(bytes.len());
-        let nowhere = RecvBuffer::from_static(&mut []);
-        let received = sys::recv_with_header(&self.socket, nowhere, &mut bytes[..room])?;
+        let received = half.read(&self.socket, &mut bytes[..room])?;
         checksum.discarded(&bytes[..received]);
         Ok(received)
     }
@@ -534,6 +549,9 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
 
     fn write(&self, replies: &mut ReplyState) {
         while replies.is_answered && !replies.closed {
+            if let Err(error) = replies.half.flush(&self.socket) {
+                return self.write_failed(replies, error);
+            }
             if replies.is_between() {
                 replies.bytes.clear();
                 replies.written = 0;
@@ -546,16 +564,19 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
             }
             let nothing = SendBuffer::from_static(&[]);
             let rest = &replies.bytes[replies.written..];
-            match sys::send_with_header(&self.socket, rest, nothing) {
+            match replies.half.send_with_header(&self.socket, rest, nothing) {
                 Ok(sent) => replies.written += sent,
-                Err(error) => {
-                    // Later, or the reading side ends the flow.
-                    if !would_block(&error) && error.kind() != io::ErrorKind::BrokenPipe {
-                        replies.error.get_or_insert(error);
-                    }
-                    return;
-                }
+                Err(error) => return self.write_failed(replies, error),
             }
+        }
+    }
+
+    /// A write has failed: it is tried again later, or the reading side ends the flow.
+    fn write_failed(&self, replies: &mut ReplyState, error: io::Error) {
+        if !would_block(&error) && error.kind() != io::ErrorKind::BrokenPipe {
+            replies.error.get_or_insert(error);
+            // If it is not the socket that has failed.
+            self.shutdown();
         }
     }
 
@@ -570,7 +591,7 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
             let nothing = SendBuffer::from_static(&[]);
             // If the buffer is full, the end of the stream informs the peer.
             let peer_closed = self.receiver.base().encode(Frame::Close(below));
-            let _ = sys::send_with_header(&self.socket, &peer_closed, nothing);
+            let _ = replies.half.send_with_header(&self.socket, &peer_closed, nothing);
         }
         self.shutdown();
     }

@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{Pacer, RepathAction};
-use socket2::Socket;
 
 use crate::error::ErrorKind;
 use crate::handshake::dial::{Dial, DialError, DialHandler};
 use crate::runtime::descriptors;
+use crate::stream::Stream;
 use crate::sync::lock;
 use crate::sys::{self, PathInfo};
 use crate::tcp::MAX_FLOW_SLOTS;
@@ -128,7 +128,7 @@ impl TcpSender {
     pub(crate) fn stop_repair(&self) {
         let dials = std::mem::take(&mut lock(&self.repair).dials);
         for dial in dials {
-            dial.take_socket();
+            dial.take_stream();
         }
     }
 
@@ -207,7 +207,7 @@ impl TcpSender {
                 let unanswered = std::mem::take(&mut repair.dials);
                 drop(repair);
                 for dial in unanswered {
-                    dial.take_socket();
+                    dial.take_stream();
                 }
                 self.base.counters.repathed.add(old as u64);
                 for flow in live.iter().filter(|flow| numbers.contains(&flow.number)) {
@@ -226,7 +226,7 @@ fn is_stalled(info: &PathInfo) -> bool {
 }
 
 impl DialHandler for TcpSender {
-    fn on_welcome(self: Arc<Self>, flow: u32, socket: Socket) {
+    fn on_welcome(self: Arc<Self>, flow: u32, stream: Stream) {
         let (live, _) = self.count_flows();
         let (in_place_of_another, outage, surplus) = {
             let mut repair = lock(&self.repair);
@@ -240,9 +240,9 @@ impl DialHandler for TcpSender {
             (missing > 0, repair.no_flow_since.take(), repair.dials.split_off(needed))
         };
         for dial in surplus {
-            dial.take_socket();
+            dial.take_stream();
         }
-        if self.add_flow(flow, socket, Pacer::slow_start()).is_err() {
+        if self.add_flow(flow, stream, Pacer::slow_start()).is_err() {
             return;
         }
         self.base.counters.replaced.add(in_place_of_another.into());

@@ -29,6 +29,8 @@ pub(crate) struct RepairState {
     /// Whether there was nothing to send at the last tick.
     pub(super) was_idle: bool,
     pub(super) repath: Repath,
+    /// When encrypted flows are pinged next while nothing moves, and the time since the ping before.
+    pub(super) next_ping: Option<(Instant, Duration)>,
     /// Flows that it has beyond those that are set.
     pub(super) extra_flows: ExtraFlowsLease,
 }
@@ -46,6 +48,7 @@ impl RepairState {
             had_retransmits: false,
             was_idle: false,
             repath: Repath::new(flows as usize),
+            next_ping: None,
             extra_flows,
         }
     }

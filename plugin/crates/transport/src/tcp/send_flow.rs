@@ -1,7 +1,6 @@
 //! One TCP connection (flow) of a sending connection: writes chunks, reads acknowledgements.
 
 use std::collections::VecDeque;
-use std::io::Read;
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -18,6 +17,7 @@ use crate::error::ErrorKind;
 use crate::memory::buffers::SendBuffer;
 use crate::runtime::reactor::{Readiness, Registration, Source};
 use crate::runtime::work_lock::WorkLock;
+use crate::stream::{RecvHalf, SendHalf};
 use crate::sync::lock;
 use crate::sys::{self, MAX_FRAMES};
 use crate::tcp::send_queue::{QueuedFlow, SendQueue};
@@ -31,6 +31,9 @@ const BATCH_BYTES: u64 = 64 << 10;
 
 /// Number of small messages that are written immediately after a deferred message was alone.
 const IMMEDIATE_WRITES: u32 = 64;
+
+/// A number that no flow has.
+const NO_FLOW: u32 = u32::MAX;
 
 /// What a flow needs of its connection.
 pub(crate) trait SendFlowOwner: Sized + Send + Sync {
@@ -86,6 +89,7 @@ pub(crate) struct SendFlow<O: SendFlowOwner> {
 }
 
 pub(super) struct WriteState {
+    pub(super) half: SendHalf,
     /// Nothing may be written any more.
     pub(super) closed: bool,
     /// Frames to write, in this order; the first may be partly written. At most [`MAX_FRAMES`].
@@ -142,13 +146,15 @@ impl From<String> for FrameFailure {
 }
 
 pub(super) struct FrameReader {
+    pub(super) half: RecvHalf,
     pub(super) frames: [u8; 8 * FRAME_BYTES],
     pub(super) have: usize,
 }
 
 impl WriteState {
-    pub(super) fn new(pace: Pacer) -> Self {
+    pub(super) fn new(half: SendHalf, pace: Pacer) -> Self {
         Self {
+            half,
             closed: false,
             frames: VecDeque::with_capacity(MAX_FRAMES),
             chunks_written: 0,
@@ -158,6 +164,15 @@ impl WriteState {
             pace,
             outstanding: 0,
             at_once: 0,
+        }
+    }
+
+    /// Whether the socket has not taken everything that was written last.
+    fn is_blocked(&self) -> bool {
+        match &self.half {
+            SendHalf::Plain => !self.frames.is_empty(),
+            // It takes frames in parts, as many as fit into its records.
+            half @ SendHalf::Records(_) => !half.is_flushed(),
         }
     }
 
@@ -248,6 +263,19 @@ impl<O: SendFlowOwner> SendFlow<O> {
         is_deferred
     }
 
+    /// Writes a frame that changes nothing and that the peer answers, unless there are frames to write anyway.
+    pub(super) fn ping(&self) {
+        self.writer.run(|mut writer| {
+            if !writer.closed && writer.frames.is_empty() {
+                let nothing = SendBuffer::from_static(&[]);
+                let mut ping = PartlyWritten::new((Frame::FlowDead(NO_FLOW), nothing));
+                ping.encoded = self.sender.base().encode_with(ping.frame, ping.payload);
+                writer.frames.push_back(ping);
+                self.write_with(writer, 0);
+            }
+        });
+    }
+
     /// A message waits for the caller's next poll, but not for long.
     pub(super) fn limit_deferral(&self) {
         if !self.has_timer.swap(true, Ordering::Relaxed) {
@@ -264,6 +292,18 @@ impl<O: SendFlowOwner> SendFlow<O> {
             if writer.closed || self.sender.base().failed() {
                 return moved;
             }
+            if !writer.half.is_flushed() {
+                // Before the call: an event may come during it.
+                self.is_full.store(true, Ordering::Relaxed);
+                match writer.half.flush(&self.socket) {
+                    Ok(()) => self.is_full.store(false, Ordering::Relaxed),
+                    Err(error) if would_block(&error) => {
+                        writer.pace.set_full();
+                        return moved;
+                    }
+                    Err(error) => break error,
+                }
+            }
             if writer.frames.is_empty() {
                 self.take_frames(writer);
                 if writer.frames.is_empty() {
@@ -277,12 +317,13 @@ impl<O: SendFlowOwner> SendFlow<O> {
             }
             // Before the call: an event may come during it.
             self.is_full.store(true, Ordering::Relaxed);
-            match sys::send_frames(&self.socket, writer.frames.iter().map(PartlyWritten::rest)) {
+            let frames = writer.frames.iter().map(PartlyWritten::rest);
+            match writer.half.send_frames(&self.socket, frames) {
                 Ok(sent) => {
                     moved += sent as u64;
                     writer.outstanding += sent as u64;
                     self.wrote(writer, sent);
-                    if !writer.frames.is_empty() {
+                    if writer.is_blocked() {
                         writer.pace.set_full();
                         return moved;
                     }
@@ -471,13 +512,13 @@ impl<O: SendFlowOwner> SendFlow<O> {
     pub(super) fn read_frames_with(&self, mut frame_reader: MutexGuard<'_, FrameReader>) {
         let sender = &self.sender;
         let ended = loop {
-            let FrameReader { frames, have } = &mut *frame_reader;
+            let FrameReader { half, frames, have } = &mut *frame_reader;
             let room = frames.len() - *have;
-            match sys::uninterrupted(|| (&self.socket).read(&mut frames[*have..])) {
+            match half.read(&self.socket, &mut frames[*have..]) {
                 Ok(0) => break "the peer closed it".to_owned(),
                 Ok(received) => {
                     *have += received;
-                    let full = received == room;
+                    let full = received == room || half.has_failed();
                     match self.handle_frames(&mut frame_reader) {
                         Ok(()) => {}
                         Err(FrameFailure::Corrupt(what)) => break what,
@@ -501,7 +542,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
 
     /// Handles the complete frames that were read.
     fn handle_frames(&self, frame_reader: &mut FrameReader) -> Result<(), FrameFailure> {
-        let FrameReader { frames, have } = frame_reader;
+        let FrameReader { frames, have, .. } = frame_reader;
         let whole = *have - *have % FRAME_BYTES;
         let mut acked = None;
         for bytes in frames[..whole].chunks_exact(FRAME_BYTES) {

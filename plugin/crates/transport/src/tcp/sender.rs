@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{FRAME_BYTES, Frame, Pacer, Scheduler};
-use socket2::Socket;
 
 use crate::connection::base::{Base, Direction, InFlight, TransportKind, WORKER_QUANTUM};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request};
@@ -22,6 +21,7 @@ use crate::runtime::caller_polling::SeenTurn;
 use crate::runtime::flow_count::FlowCountController;
 use crate::runtime::reactor::{Readiness, Registration, Source};
 use crate::runtime::work_lock::WorkLock;
+use crate::stream::Stream;
 use crate::sync::lock;
 use crate::sys::{self};
 use crate::tcp::MAX_FLOW_SLOTS;
@@ -39,6 +39,9 @@ const NO_SLOT: usize = usize::MAX;
 
 /// How long all flows are used after a tick without progress and answers. By then a dead path is detected.
 const ALL_FLOWS_TIME: Duration = Duration::from_secs(1);
+/// How long nothing moves before encrypted flows are pinged. It is doubled each time, up to the limit.
+const MIN_PING_TIME: Duration = Duration::from_secs(1);
+const MAX_PING_TIME: Duration = Duration::from_secs(64);
 
 impl Outbound for TcpSender {
     fn base(&self) -> &Base {
@@ -122,7 +125,7 @@ impl TcpSender {
     /// Opens a connection with flows that were accepted.
     pub(crate) fn open(
         destination: Arc<Destination>,
-        sockets: Vec<Socket>,
+        streams: Vec<Stream>,
     ) -> io::Result<Arc<Self>> {
         let context = destination.context.clone();
         let pool = &destination.workers.retransmit_pool;
@@ -130,7 +133,7 @@ impl TcpSender {
             RetransmitBuffer::new(context.settings.retransmit_buffer_bytes, pool);
         let schedule = context.settings.schedule;
         let extra_flows = destination.workers.extra_flows.lease();
-        let flow_count = destination.workers.flow_counts.of(destination.peer.ip(), sockets.len());
+        let flow_count = destination.workers.flow_counts.of(destination.peer.ip(), streams.len());
         let sender = Arc::new(Self {
             base: Base::new(context, Direction::Send, TransportKind::Tcp, destination.peer),
             clock: destination.workers.registration(),
@@ -142,7 +145,7 @@ impl TcpSender {
                 idle: 0,
                 used: 0,
                 flow_count: flow_count.flows(),
-                max_flows: sockets.len(),
+                max_flows: streams.len(),
                 all_flows_until: None,
                 carried: None,
                 requests: 0,
@@ -151,7 +154,7 @@ impl TcpSender {
                 closed: false,
                 lingering: None,
             }),
-            repair: Mutex::new(RepairState::new(sockets.len() as u32, extra_flows)),
+            repair: Mutex::new(RepairState::new(streams.len() as u32, extra_flows)),
             destination,
             epoch: Instant::now(),
             seen_turn: SeenTurn::default(),
@@ -161,8 +164,8 @@ impl TcpSender {
         sender.clock.watch_ticks(Arc::new(Clock(Arc::clone(&sender))));
         let observed: Weak<Self> = Arc::downgrade(&sender);
         sender.base.context.metrics.watch(observed);
-        for (number, socket) in sockets.into_iter().enumerate() {
-            if let Err(error) = sender.add_flow(number as u32, socket, Pacer::default()) {
+        for (number, stream) in streams.into_iter().enumerate() {
+            if let Err(error) = sender.add_flow(number as u32, stream, Pacer::default()) {
                 sender.close();
                 return Err(error);
             }
@@ -174,7 +177,7 @@ impl TcpSender {
     pub(crate) fn add_flow(
         self: &Arc<Self>,
         number: u32,
-        socket: Socket,
+        stream: Stream,
         pace: Pacer,
     ) -> io::Result<()> {
         let (flow, waiting) = {
@@ -186,6 +189,9 @@ impl TcpSender {
             if slot >= MAX_FLOW_SLOTS {
                 return Err(io::Error::other("too many flows"));
             }
+            let Stream { socket, send, recv: mut half } = stream;
+            half.read_ahead();
+            let frames = [0; 8 * FRAME_BYTES];
             let flow = Arc::new(SendFlow {
                 sender: Arc::clone(self),
                 number,
@@ -199,8 +205,8 @@ impl TcpSender {
                 is_woken: AtomicBool::new(true),
                 has_ended: AtomicBool::new(false),
                 has_timer: AtomicBool::new(false),
-                writer: WorkLock::new(WriteState::new(pace)),
-                frame_reader: WorkLock::new(FrameReader { frames: [0; 8 * FRAME_BYTES], have: 0 }),
+                writer: WorkLock::new(WriteState::new(send, pace)),
+                frame_reader: WorkLock::new(FrameReader { half, frames, have: 0 }),
             });
             if slot == queue.flows.len() {
                 queue.flows.push(None);
@@ -515,7 +521,7 @@ impl TcpSender {
                     let nothing = SendBuffer::from_static(&[]);
                     let close = self.base.encode(Frame::Close(delivered));
                     // If the buffer is full, the end of the stream informs the peer.
-                    let _ = sys::send_with_header(&flow.socket, &close, nothing);
+                    let _ = writer.half.send_with_header(&flow.socket, &close, nothing);
                 }
                 flow.shutdown();
             }
@@ -587,8 +593,8 @@ impl TcpSender {
         let waiting = {
             let mut writer = flow.writer.lock();
             let mut queue = lock(&self.queue);
-            if writer.closed || !writer.frames.is_empty() || !queue.scheduler.is_drained(flow.slot)
-            {
+            let is_written = writer.frames.is_empty() && writer.half.is_flushed();
+            if writer.closed || !is_written || !queue.scheduler.is_drained(flow.slot) {
                 // Another thread may have wanted to write meanwhile.
                 flow.wake_worker();
                 return;
@@ -599,6 +605,28 @@ impl TcpSender {
         };
         waiting.iter().for_each(|flow| flow.wake_worker());
         flow.end();
+    }
+
+    /// Pings the flows of a connection on which nothing moves, less and less often: the peer may not have posted a buffer yet.
+    /// Somebody who drops a record and answers for TCP is found by the record behind it, in both directions.
+    fn ping_flows(&self, now: Instant, has_stopped: bool) {
+        if self.base.context.settings.encryption.is_none() {
+            return;
+        }
+        {
+            let mut repair = lock(&self.repair);
+            if !has_stopped {
+                repair.next_ping = None;
+                return;
+            }
+            let (at, wait) = *repair.next_ping.get_or_insert((now + MIN_PING_TIME, MIN_PING_TIME));
+            if now < at {
+                return;
+            }
+            let wait = (2 * wait).min(MAX_PING_TIME);
+            repair.next_ping = Some((now + wait, wait));
+        }
+        self.flows().iter().for_each(|flow| flow.ping());
     }
 
     /// Whether the connection is over and needs no flows.
@@ -614,6 +642,7 @@ impl TcpSender {
             let carried = busy.then(|| self.base.counters.carried());
             (busy, busy && carried == std::mem::replace(&mut queue.carried, carried))
         };
+        self.ping_flows(now, has_stopped);
         // The peer may only be slow to read.
         let is_unanswered = |flow: &Arc<SendFlow>| {
             sys::path_info(&flow.socket).is_ok_and(|info| info.unanswered > 0)
@@ -731,7 +760,7 @@ mod tests {
             .map(|number| {
                 let (near, far) = UnixStream::pair().unwrap();
                 near.set_nonblocking(true).unwrap();
-                sender.add_flow(number, near.into(), Pacer::default()).unwrap();
+                sender.add_flow(number, Stream::plain(near.into()), Pacer::default()).unwrap();
                 far
             })
             .collect();

@@ -55,6 +55,8 @@ pub(crate) struct FlowObservation {
 pub(crate) struct Metrics {
     connections: Mutex<WeakList<dyn Observed>>,
     adapters: Vec<Arc<Adapter>>,
+    /// Whether every TCP connection is encrypted.
+    is_encrypted: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -103,12 +105,13 @@ struct Table {
     queued: OfFlow<Gauge>,
     registrations: Family<DeviceLabels, Counter>,
     reused: Family<DeviceLabels, Counter>,
+    encryption: Gauge,
 }
 
 impl Metrics {
-    /// With the counters of these RDMA ports.
-    pub(crate) fn new(adapters: Vec<Arc<Adapter>>) -> Self {
-        Self { connections: Mutex::default(), adapters }
+    /// With the counters of these RDMA ports, and whether every TCP connection is encrypted.
+    pub(crate) fn new(adapters: Vec<Arc<Adapter>>, is_encrypted: bool) -> Self {
+        Self { connections: Mutex::default(), adapters, is_encrypted }
     }
 
     /// Includes a connection from now on, as long as it lives.
@@ -129,6 +132,7 @@ impl Metrics {
             table.registrations.get_or_create(&labels).inc_by(memory.registered.get());
             table.reused.get_or_create(&labels).inc_by(memory.reused.get());
         }
+        table.encryption.set(self.is_encrypted.into());
         let mut text = String::new();
         match encode(&mut text, &table.register()) {
             Ok(()) => text,
@@ -201,7 +205,7 @@ impl Table {
         all.register("recoveries", help, self.recovered);
         let help = "Flows that were closed because they stalled while others moved";
         all.register("stalls", help, self.stalled);
-        let help = "Chunks and frames that did not match their checksum";
+        let help = "Chunks and frames that did not match their checksum, and TLS records that were forged or changed";
         all.register("checksum_mismatches", help, self.corrupt);
         all.register("requests_in_flight", "Requests that are not done", self.requests);
         let help = "Bytes of requests that are not done";
@@ -218,6 +222,8 @@ impl Table {
         all.register("memory_registrations", help, self.registrations);
         let help = "Number of times that a search for memory found it registered";
         all.register("memory_registrations_reused", help, self.reused);
+        let help = "1 if every TCP connection is encrypted (EVENKEEL_ENCRYPTION=required), else 0";
+        all.register("encryption_required", help, self.encryption);
         all
     }
 }
@@ -227,8 +233,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn metrics_without_connections_are_an_empty_page() {
-        let page = Metrics::default().page("/metrics").unwrap();
-        assert_eq!(page.body, "# EOF\n");
+    fn metrics_without_connections_say_what_encryption_is_in_force() {
+        for is_encrypted in [false, true] {
+            let page = Metrics::new(Vec::new(), is_encrypted).page("/metrics").unwrap();
+            let figures: Vec<_> = page.body.lines().filter(|line| !line.starts_with('#')).collect();
+            assert_eq!(
+                figures,
+                [format!("evenkeel_encryption_required {}", u8::from(is_encrypted))]
+            );
+        }
     }
 }

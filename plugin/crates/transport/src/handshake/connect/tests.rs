@@ -3,10 +3,12 @@
 use std::ops::Range;
 
 use rustix::net::connect_unspec;
+use socket2::Socket;
 
 use super::*;
 use crate::connection::recv::Inbound;
 use crate::handshake::acceptor::AcceptorState;
+use crate::handshake::dial::DialState;
 use crate::handshake::listen::Listener;
 use crate::memory::block::Block;
 use crate::test_support::{meet, transport, until};
@@ -25,6 +27,10 @@ fn open(then: impl FnOnce(Listener, Connecting, &[Arc<Dial>], MutexGuard<'_, Acc
         until(|| lock(&dial.state).hello.map(|_| ()));
     }
     then(listener, call, &dials, unanswered);
+}
+
+fn socket_of(dial: &DialState) -> Option<&Socket> {
+    dial.stream.as_ref().map(|stream| &stream.socket)
 }
 
 /// As `ss -K` does, and a host that has lost its memory.
@@ -52,7 +58,7 @@ fn flows_that_end_before_they_are_answered_make_no_connection() {
         let acceptor = Arc::clone(&listener.acceptor);
         // Nothing is dialed again before all are dropped.
         let attempt = lock(&call.attempt.state);
-        dials.iter().for_each(|dial| reset(lock(&dial.state).socket.as_ref()));
+        dials.iter().for_each(|dial| reset(socket_of(&lock(&dial.state))));
         drop(unanswered);
         until(|| {
             let all_dropped = acceptor.listening.dropped() >= dials.len() as u64;
@@ -92,7 +98,7 @@ fn connection_whose_peer_loses_flows_before_their_answers_comes_to_be() {
             let mut recv = is_accepted.then(|| until(|| listener.poll_accept().unwrap()));
             let first = recv.as_ref().map(|recv| recv.recv_block(Block::new(1), 1).unwrap());
             let listener = (!is_listener_closed).then_some(listener);
-            stopped[lost.clone()].iter().for_each(|dial| reset(dial.socket.as_ref()));
+            stopped[lost.clone()].iter().for_each(|dial| reset(socket_of(dial)));
             let left = dials.len() - lost.len();
             until(|| (Inbound::flows(&*receiver) == left).then_some(()));
             drop(stopped);
@@ -117,7 +123,7 @@ fn connection_that_loses_all_flows_before_it_is_accepted_comes_to_be() {
     open(|listener, call, dials, unanswered| {
         let sockets: Vec<_> = dials
             .iter()
-            .map(|dial| lock(&dial.state).socket.as_ref().unwrap().try_clone().unwrap())
+            .map(|dial| socket_of(&lock(&dial.state)).unwrap().try_clone().unwrap())
             .collect();
         drop(unanswered);
         let send = until(|| call.poll().unwrap());

@@ -4,12 +4,11 @@ use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
-use socket2::Socket;
-
 use crate::connection::base::would_block;
 use crate::device::Device;
 use crate::rdma::receiver::Receiver;
 use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
+use crate::stream::Stream;
 use crate::sync::lock;
 use crate::sys;
 
@@ -23,7 +22,7 @@ pub(crate) struct FailoverCandidate {
     deadline: Instant,
     registration: Registration,
     /// `None` once it was chosen or given up.
-    socket: Mutex<Option<Socket>>,
+    stream: Mutex<Option<Stream>>,
 }
 
 impl FailoverCandidate {
@@ -32,7 +31,7 @@ impl FailoverCandidate {
         workers: &Workers,
         receiver: &Arc<Receiver>,
         device: Device,
-        (number, socket): (u32, Socket),
+        (number, stream): (u32, Stream),
         deadline: Instant,
     ) -> Arc<Self> {
         let candidate = Arc::new(Self {
@@ -41,56 +40,56 @@ impl FailoverCandidate {
             device,
             deadline,
             registration: workers.registration(),
-            socket: Mutex::new(None),
+            stream: Mutex::new(None),
         });
         // The lock keeps the worker from the socket until it is in place.
-        let mut place = lock(&candidate.socket);
+        let mut place = lock(&candidate.stream);
         // If it cannot be watched it is closed, which the peer sees.
-        if candidate.registration.watch(&socket, Arc::<Self>::clone(&candidate)).is_ok() {
-            *place = Some(socket);
+        if candidate.registration.watch(&stream, Arc::<Self>::clone(&candidate)).is_ok() {
+            *place = Some(stream);
             candidate.registration.request_tick();
         }
         drop(place);
         candidate
     }
 
-    /// Stops watching. Returns the socket if it is still there.
-    fn take_socket(&self) -> Option<Socket> {
-        let socket = lock(&self.socket).take()?;
-        self.registration.end(&socket);
-        Some(socket)
+    /// Stops watching. Returns the stream if it is still there.
+    fn take_stream(&self) -> Option<Stream> {
+        let stream = lock(&self.stream).take()?;
+        self.registration.end(&stream);
+        Some(stream)
     }
 }
 
 impl Source for FailoverCandidate {
     fn ready(&self, _readiness: Readiness) {
         let peeked = {
-            let socket = lock(&self.socket);
-            let Some(socket) = &*socket else { return };
-            sys::uninterrupted(|| socket.peek(&mut [MaybeUninit::uninit()]))
+            let stream = lock(&self.stream);
+            let Some(stream) = &*stream else { return };
+            sys::uninterrupted(|| stream.socket.peek(&mut [MaybeUninit::uninit()]))
         };
         let chosen = match peeked {
             Err(error) if would_block(&error) => return,
             Err(_) | Ok(0) => false,
             Ok(_) => true,
         };
-        if let Some(socket) = self.take_socket()
+        if let Some(stream) = self.take_stream()
             && chosen
             && let Some(receiver) = self.receiver.upgrade()
         {
-            receiver.accept_failover(self.number, &self.device, socket);
+            receiver.accept_failover(self.number, &self.device, stream);
         }
     }
 
     fn tick(&self, now: Instant) -> bool {
         let is_late = now >= self.deadline;
         if is_late {
-            self.take_socket();
+            self.take_stream();
         }
         !is_late
     }
 
     fn abandoned(&self, _why: &str) {
-        self.take_socket();
+        self.take_stream();
     }
 }

@@ -181,7 +181,7 @@ impl PathSearch {
     /// Gives up all attempts.
     pub(in crate::rdma) fn cancel(&mut self) {
         for (attempt, _) in self.attempts.drain(..) {
-            attempt.take_socket();
+            attempt.take_stream();
         }
     }
 }
