@@ -50,6 +50,7 @@ mod codec;
 mod cuda;
 mod error;
 mod group;
+mod job_stream;
 mod links;
 mod liveness;
 mod memory;

@@ -133,24 +133,45 @@ impl Drop for Folder {
 /// A Redis server, which exits with this process at the latest.
 pub(crate) struct RedisServer {
     child: Child,
+    scheme: &'static str,
     port: u16,
     _folder: Folder,
 }
 
 impl RedisServer {
     pub(crate) fn start() -> Self {
+        Self::start_with("redis", &[])
+    }
+
+    /// With a certificate of this authority.
+    pub(crate) fn start_with_tls(authority: &Authority) -> Self {
+        let (certificate, key) = authority.sign("127.0.0.1");
+        let file = |path: PathBuf| path.to_str().unwrap().to_owned();
+        let (certificate, key, authority) = (file(certificate), file(key), file(authority.file()));
+        let files = ["--tls-cert-file", &certificate, "--tls-key-file", &key];
+        let rest = ["--tls-ca-cert-file", &authority, "--tls-auth-clients", "no"];
+        Self::start_with("rediss", &[&files[..], &rest].concat())
+    }
+
+    fn start_with(scheme: &'static str, options: &[&str]) -> Self {
         let folder = Folder::new();
         // Taken for a moment and given back: the kernel does not hand it out again soon.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let number = port.to_string();
         let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "redis-server", "--bind", "127.0.0.1", "--save", ""])
-            .args(["--port", &port.to_string(), "--dir"])
+            .args(match scheme {
+                "redis" => vec!["--port", &number],
+                _ => vec!["--port", "0", "--tls-port", &number],
+            })
+            .args(options)
+            .arg("--dir")
             .arg(folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn()
             .expect("setpriv and redis-server are needed: apt-get install util-linux redis-server");
-        let mut server = Self { child, port, _folder: folder };
+        let mut server = Self { child, scheme, port, _folder: folder };
         let deadline = Instant::now() + TEST_TIMEOUT;
         while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
             let ended = server.child.try_wait().unwrap();
@@ -161,7 +182,7 @@ impl RedisServer {
     }
 
     pub(crate) fn address(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        format!("{}://127.0.0.1:{}", self.scheme, self.port)
     }
 }
 

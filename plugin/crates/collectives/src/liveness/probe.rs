@@ -10,9 +10,10 @@ use super::failure::GroupFailure;
 use super::frame::{
     ALIVE, FAILED, HEADER_BYTES, PROBE, REPORT_FAILURE, UNKNOWN, frame, is_complete,
 };
-use super::responder::Liveness;
+use super::responder::{self, Liveness};
 use crate::backoff::Backoff;
 use crate::codec::Reader;
+use crate::job_stream::JobStream;
 
 /// Maximum number of ranks that are probed, or get a report, at a time.
 const MAX_CONCURRENT_PROBES: usize = 64;
@@ -85,18 +86,32 @@ impl ProbeAddress {
     fn exchange_once(&self, kind: u8, text: &[u8], time: Duration) -> Option<PeerStatus> {
         let deadline = Instant::now() + time;
         let address = SocketAddr::new(self.host, self.port);
-        let mut stream = match TcpStream::connect_timeout(&address, time) {
-            Ok(stream) => stream,
+        let socket = match TcpStream::connect_timeout(&address, time) {
+            Ok(socket) => socket,
             Err(error) if error.kind() == IoErrorKind::ConnectionRefused => {
                 return Some(PeerStatus::Lost(EXITED));
             }
             Err(_) => return Some(PeerStatus::Lost(UNREACHABLE)),
         };
+        let left = deadline.saturating_duration_since(Instant::now()).max(MIN_EXCHANGE_TIME);
+        let Ok(identity) = responder::identity() else { return None };
+        let secured = socket
+            .set_read_timeout(Some(left))
+            .and_then(|()| JobStream::connect(socket, identity.as_ref()));
+        let mut stream = match secured.map_err(|error| error.kind()) {
+            Ok(stream) => stream,
+            Err(IoErrorKind::WouldBlock | IoErrorKind::TimedOut) => {
+                return Some(PeerStatus::Lost(UNRESPONSIVE));
+            }
+            // A process of another job has the port now.
+            Err(IoErrorKind::InvalidInput) => return Some(PeerStatus::Lost(EXITED)),
+            Err(_) => return None,
+        };
         let mut received = vec![];
         let probed = stream.write_all(&frame(self.id, kind, text));
         while probed.is_ok() {
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || stream.set_read_timeout(Some(left)).is_err() {
+            if left.is_zero() || stream.socket().set_read_timeout(Some(left)).is_err() {
                 return Some(PeerStatus::Lost(UNRESPONSIVE));
             }
             let mut buffer = [0; 1024];

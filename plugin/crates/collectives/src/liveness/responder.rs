@@ -2,12 +2,13 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind as IoErrorKind, Read, Write};
-use std::net::{Ipv6Addr, TcpListener, TcpStream};
+use std::net::{Ipv6Addr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use evenkeel_tls::JobIdentity;
 use evenkeel_transport::sync::lock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -18,6 +19,7 @@ use super::frame::{
 };
 use crate::accept::{ACCEPT_RETRY_DELAY, accept_all, prepare_listener};
 use crate::codec::{Reader, put_list};
+use crate::job_stream::{self, JobStream};
 
 /// Maximum number of open connections. One more replaces the oldest.
 const MAX_CONNECTIONS: usize = 256;
@@ -123,10 +125,21 @@ impl Drop for Operation<'_> {
 /// The responder thread of all members of this process.
 struct Responder {
     port: u16,
+    /// What probes of and by this process are encrypted with.
+    identity: Option<JobIdentity>,
     members: Mutex<HashMap<u64, Weak<Liveness>>>,
 }
 
 static RESPONDER: Mutex<Weak<Responder>> = Mutex::new(Weak::new());
+
+/// What this process encrypts its probes with.
+pub(super) fn identity() -> io::Result<Option<JobIdentity>> {
+    let current = lock(&RESPONDER).upgrade();
+    match current {
+        Some(responder) => Ok(responder.identity.clone()),
+        None => job_stream::identity().map_err(io::Error::other),
+    }
+}
 
 impl Responder {
     fn get() -> io::Result<Arc<Self>> {
@@ -134,16 +147,21 @@ impl Responder {
         if let Some(responder) = current.upgrade() {
             return Ok(responder);
         }
+        let responder = Self::start(job_stream::identity().map_err(io::Error::other)?)?;
+        *current = Arc::downgrade(&responder);
+        Ok(responder)
+    }
+
+    fn start(identity: Option<JobIdentity>) -> io::Result<Arc<Self>> {
         let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0))
             .or_else(|_| TcpListener::bind(("0.0.0.0", 0)))?;
         prepare_listener(&listener)?;
         let port = listener.local_addr()?.port();
-        let responder = Arc::new(Self { port, members: Mutex::default() });
+        let responder = Arc::new(Self { port, identity, members: Mutex::default() });
         let weak = Arc::downgrade(&responder);
         thread::Builder::new()
             .name("evenkeel-alive".to_owned())
             .spawn(move || run_responder(&listener, &weak))?;
-        *current = Arc::downgrade(&responder);
         Ok(responder)
     }
 
@@ -173,7 +191,7 @@ impl Responder {
 }
 
 struct ProbeConnection {
-    stream: TcpStream,
+    stream: JobStream,
     received: Vec<u8>,
     deadline: Instant,
 }
@@ -182,6 +200,11 @@ impl ProbeConnection {
     /// Reads the request and responds. Returns false when the connection is finished.
     fn serve(&mut self, responder: &Responder) -> bool {
         let mut buffer = [0; 1024];
+        match self.stream.is_mismatched() {
+            Ok(false) => {}
+            Err(error) if error.kind() == IoErrorKind::WouldBlock => return true,
+            Ok(true) | Err(_) => return false,
+        }
         loop {
             match self.stream.read(&mut buffer) {
                 Ok(0) => return false,
@@ -221,6 +244,7 @@ fn run_responder(listener: &TcpListener, responder: &Weak<Responder>) {
         let Some(responder) = responder.upgrade() else { return };
         out_of_sockets = accept_all(listener, |stream| {
             let deadline = Instant::now() + REQUEST_TIMEOUT;
+            let Ok(stream) = JobStream::accept(stream, responder.identity.as_ref()) else { return };
             let mut connection = ProbeConnection { stream, received: vec![], deadline };
             // Usually the request is there already.
             if connection.serve(&responder) {
@@ -236,5 +260,47 @@ fn run_responder(listener: &TcpListener, responder: &Weak<Responder>) {
         let now = Instant::now();
         connections
             .retain_mut(|connection| connection.serve(&responder) && now < connection.deadline);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, TcpStream};
+
+    use evenkeel_transport::Settings;
+
+    use crate::test_support::TEST_TIMEOUT;
+
+    fn identity(digit: &str) -> JobIdentity {
+        let key = digit.repeat(64);
+        let lookup = |name: &str| match name {
+            "EVENKEEL_ENCRYPTION" => Some("required".to_owned()),
+            "EVENKEEL_JOB_KEY" => Some(key.clone()),
+            _ => None,
+        };
+        Settings::from_lookup(lookup).unwrap().encryption().unwrap().clone()
+    }
+
+    /// The kind of the response to a probe.
+    fn probe(responder: &Responder, identity: Option<&JobIdentity>) -> io::Result<u8> {
+        let socket = TcpStream::connect((Ipv4Addr::LOCALHOST, responder.port))?;
+        socket.set_read_timeout(Some(TEST_TIMEOUT))?;
+        let mut stream = JobStream::connect(socket, identity)?;
+        stream.write_all(&frame(7, PROBE, &[]))?;
+        let mut response = [0; HEADER_BYTES];
+        stream.read_exact(&mut response)?;
+        Ok(response[16])
+    }
+
+    #[test]
+    fn encrypted_probes_are_answered_to_the_job_only() {
+        let responder = Responder::start(Some(identity("5"))).unwrap();
+        assert_eq!(probe(&responder, Some(&identity("5"))).unwrap(), UNKNOWN);
+        assert!(probe(&responder, Some(&identity("6"))).is_err(), "another key");
+        assert!(probe(&responder, None).is_err(), "in clear");
+        let clear = Responder::start(None).unwrap();
+        assert!(probe(&clear, Some(&identity("5"))).is_err());
+        assert_eq!(probe(&clear, None).unwrap(), UNKNOWN);
     }
 }

@@ -116,7 +116,8 @@ pub trait Store: Send + Sync {
     }
 }
 
-/// Opens a store by its address: `file:/path/of/a/folder`, `tcp://host:port` or `redis://host:port`.
+/// Opens a store by its address: `file:/path/of/a/folder`, `tcp://host:port`, `redis://host:port`, or with TLS
+/// `rediss://host:port`.
 ///
 /// # Errors
 /// [`ErrorKind::Argument`] when it is none of these; [`ErrorKind::Store`] when the store cannot be reached in time.
@@ -127,11 +128,11 @@ pub fn open(address: &str, timeout: Duration) -> Result<Arc<dyn Store>> {
     if let Some(server) = address.strip_prefix("tcp://") {
         return Ok(Arc::new(TcpStore::connect(server, timeout)?));
     }
-    if address.starts_with("redis://") {
+    if address.starts_with("redis://") || address.starts_with("rediss://") {
         return Ok(Arc::new(RedisStore::connect(address, timeout)?));
     }
     Err(Error::argument(format!(
-        "{address:?} is not a store: use file:/folder, tcp://host:port or redis://host:port"
+        "{address:?} is not a store: use file:/folder, tcp://host:port, redis://host:port or rediss://host:port"
     )))
 }
 

@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use evenkeel_tls::JobIdentity;
 use evenkeel_transport::sync::lock;
 
 use super::super::{Store, check};
@@ -12,6 +13,7 @@ use super::{ADD, AWAIT_CHANGE, DELETE, GET, GET_MANY, MAX_BYTES, NO_VALUE, SET, 
 use crate::backoff::Backoff;
 use crate::codec::{Reader, put};
 use crate::error::{Error, Result, format_duration};
+use crate::job_stream::{self, JobStream};
 
 /// Maximum number of connections that are kept for the next requests. Threads that share a store have one each.
 const MAX_SPARE_CONNECTIONS: usize = 4;
@@ -26,18 +28,29 @@ const MAX_LATENESS: Duration = Duration::from_secs(1);
 pub struct TcpStore {
     server: String,
     timeout: Duration,
+    identity: Option<JobIdentity>,
     /// The connections that no request uses. One that has failed is not kept.
-    connections: Mutex<Vec<TcpStream>>,
+    connections: Mutex<Vec<JobStream>>,
 }
 
 impl TcpStore {
-    /// Connects to a server, which may start later. No later call takes longer than the timeout, unless it waits for a value.
+    /// Connects to a server, which may start later. No later call takes longer than the timeout, unless it waits for a value. With
+    /// `EVENKEEL_ENCRYPTION=required` the connection is encrypted.
     ///
     /// # Errors
-    /// [`ErrorKind::Store`](crate::ErrorKind::Store) when it cannot be reached in time.
+    /// [`ErrorKind::Store`](crate::ErrorKind::Store) when it cannot be reached in time, or is not encrypted as this process is.
     pub fn connect(server: &str, timeout: Duration) -> Result<Self> {
-        let connection = connect(server, timeout)?;
-        Ok(Self { server: server.to_owned(), timeout, connections: Mutex::new(vec![connection]) })
+        Self::connect_as(job_stream::identity()?, server, timeout)
+    }
+
+    pub(super) fn connect_as(
+        identity: Option<JobIdentity>,
+        server: &str,
+        timeout: Duration,
+    ) -> Result<Self> {
+        let connection = connect(identity.as_ref(), server, timeout)?;
+        let connections = Mutex::new(vec![connection]);
+        Ok(Self { server: server.to_owned(), timeout, identity, connections })
     }
 
     fn request(&self, operation: u8, name: &str, value: &[u8]) -> Result<Option<Vec<u8>>> {
@@ -59,10 +72,10 @@ impl TcpStore {
         let spare = lock(&self.connections).pop();
         let mut connection = match spare {
             Some(connection) => connection,
-            None => connect(&self.server, self.timeout)?,
+            None => connect(self.identity.as_ref(), &self.server, self.timeout)?,
         };
         let failed = |error| Error::of_store(format!("store at {}: {error}", self.server));
-        connection.set_read_timeout(Some(time)).map_err(failed)?;
+        connection.socket().set_read_timeout(Some(time)).map_err(failed)?;
         let (status, value) = exchange(&mut connection, &request).map_err(failed)?;
         let mut connections = lock(&self.connections);
         if connections.len() < MAX_SPARE_CONNECTIONS {
@@ -81,7 +94,7 @@ fn no_store() -> Error {
     Error::of_store("the server is not a store")
 }
 
-fn connect(server: &str, timeout: Duration) -> Result<TcpStream> {
+fn connect(identity: Option<&JobIdentity>, server: &str, timeout: Duration) -> Result<JobStream> {
     let deadline = Instant::now() + timeout;
     let mut backoff = Backoff::until(deadline);
     loop {
@@ -90,7 +103,8 @@ fn connect(server: &str, timeout: Duration) -> Result<TcpStream> {
             let stream = connect_to_any(addresses.as_slice(), left)?;
             stream.set_nodelay(true)?;
             stream.set_write_timeout(Some(timeout))?;
-            Ok(stream)
+            stream.set_read_timeout(Some(left))?;
+            JobStream::connect(stream, identity)
         });
         match tried {
             Ok(stream) => return Ok(stream),
@@ -118,7 +132,7 @@ fn connect_to_any(addresses: &[SocketAddr], time: Duration) -> std::io::Result<T
     Err(failed)
 }
 
-fn exchange(stream: &mut TcpStream, request: &[u8]) -> std::io::Result<(u8, Vec<u8>)> {
+fn exchange(stream: &mut JobStream, request: &[u8]) -> std::io::Result<(u8, Vec<u8>)> {
     stream.write_all(request)?;
     let mut front = [0; 5];
     stream.read_exact(&mut front)?;

@@ -1,8 +1,8 @@
 //! A store that one process serves to all ranks over TCP.
 //!
 //! A request is an operation (one byte), a name and a value, each preceded by its length (four bytes, little-endian). The response
-//! is a status (one byte) and a value preceded by its length. Every process that can reach the port can use the store. It is meant
-//! for the job's own network, as launchers' stores are.
+//! is a status (one byte) and a value preceded by its length. With `EVENKEEL_ENCRYPTION=required` all of it is in a TLS session of
+//! the job's processes. Otherwise every process that can reach the port can use the store.
 
 mod client;
 mod server;
@@ -49,6 +49,57 @@ mod tests {
         let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
         let store = TcpStore::connect(&server.address().to_string(), TIME).unwrap();
         check_store_contract(&(Arc::new(store) as Arc<dyn Store>));
+    }
+
+    fn identity(digit: &str) -> Option<evenkeel_tls::JobIdentity> {
+        let key = digit.repeat(64);
+        let lookup = |name: &str| match name {
+            "EVENKEEL_ENCRYPTION" => Some("required".to_owned()),
+            "EVENKEEL_JOB_KEY" => Some(key.clone()),
+            _ => None,
+        };
+        evenkeel_transport::Settings::from_lookup(lookup).unwrap().encryption().cloned()
+    }
+
+    /// A server at a free port.
+    fn serve(identity: Option<evenkeel_tls::JobIdentity>) -> TcpStoreServer {
+        TcpStoreServer::serve_as(identity, TcpListener::bind("127.0.0.1:0").unwrap()).unwrap()
+    }
+
+    #[test]
+    fn encrypted_tcp_store_fulfils_the_contract() {
+        let server = serve(identity("5"));
+        let address = server.address().to_string();
+        let store = TcpStore::connect_as(identity("5"), &address, TIME).unwrap();
+        check_store_contract(&(Arc::new(store) as Arc<dyn Store>));
+    }
+
+    #[test]
+    fn encrypted_tcp_store_carries_values_of_any_length() {
+        let server = serve(identity("5"));
+        let address = server.address().to_string();
+        let store = TcpStore::connect_as(identity("5"), &address, TIME).unwrap();
+        for length in [0, 1, 20_000, MAX_VALUE] {
+            let value: Vec<u8> = (0..length).map(|at| at as u8).collect();
+            store.set("value", &value).unwrap();
+            assert!(store.get("value").unwrap().unwrap() == value, "{length}");
+        }
+    }
+
+    #[test]
+    fn encrypted_tcp_store_refuses_others_by_name() {
+        let brief = Duration::from_millis(300);
+        let connect = |ours, theirs| {
+            let server = serve(theirs);
+            let store = TcpStore::connect_as(ours, &server.address().to_string(), brief);
+            store.and_then(|store| store.set("a", b"1")).unwrap_err().to_string()
+        };
+        let error = connect(identity("6"), identity("5"));
+        assert!(error.contains("does not have this rank's job key"), "{error}");
+        for (ours, theirs) in [(identity("5"), None), (None, identity("5"))] {
+            let error = connect(ours, theirs);
+            assert!(error.contains("EVENKEEL_ENCRYPTION is not the same"), "{error}");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use evenkeel_tls::JobIdentity;
 use rustix::event::{Timespec, epoll};
 
 use super::super::{MAX_VALUE, MemoryStore, Store, check};
@@ -19,6 +20,7 @@ use super::{
 use crate::accept::{ACCEPT_RETRY_DELAY, accept_all, prepare_listener};
 use crate::codec::{Reader, put};
 use crate::error::{Error, Result};
+use crate::job_stream::{self, JobStream, MISMATCH};
 
 /// Maximum number of ranks that are served at a time.
 const MAX_CLIENTS: usize = 16_384;
@@ -37,10 +39,11 @@ pub struct TcpStoreServer {
 }
 
 impl TcpStoreServer {
-    /// Serves at an address. Port 0 picks a free port.
+    /// Serves at an address. Port 0 picks a free port. With `EVENKEEL_ENCRYPTION=required`, the job's processes only.
     ///
     /// # Errors
-    /// [`ErrorKind::Store`](crate::ErrorKind::Store) when the address cannot be listened on.
+    /// [`ErrorKind::Store`](crate::ErrorKind::Store) when the address cannot be listened on,
+    /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) when encryption is required and there is no key.
     pub fn bind(address: impl ToSocketAddrs) -> Result<Self> {
         let listener = TcpListener::bind(address)
             .map_err(|error| Error::of_store(format!("store server: {error}")))?;
@@ -52,11 +55,15 @@ impl TcpStoreServer {
     /// # Errors
     /// As [`TcpStoreServer::bind`].
     pub fn serve(listener: TcpListener) -> Result<Self> {
+        Self::serve_as(job_stream::identity()?, listener)
+    }
+
+    pub(super) fn serve_as(identity: Option<JobIdentity>, listener: TcpListener) -> Result<Self> {
         let failed = |error: std::io::Error| Error::of_store(format!("store server: {error}"));
         prepare_listener(&listener).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let stopping = Arc::new(AtomicBool::new(false));
-        let server = Server::new(listener).map_err(failed)?;
+        let server = Server::new(identity, listener).map_err(failed)?;
         let thread = {
             let stopping = Arc::clone(&stopping);
             let work = move || server.run(&stopping);
@@ -84,6 +91,7 @@ impl Drop for TcpStoreServer {
 }
 
 struct Server {
+    identity: Option<JobIdentity>,
     listener: TcpListener,
     /// An epoll instance with the listener and all clients, edge-triggered.
     events: OwnedFd,
@@ -95,7 +103,7 @@ struct Server {
 }
 
 struct Client {
-    stream: TcpStream,
+    stream: JobStream,
     received: Vec<u8>,
     to_send: Option<Response>,
     /// The change that its request waits for.
@@ -122,11 +130,12 @@ enum Outcome {
 }
 
 impl Server {
-    fn new(listener: TcpListener) -> std::io::Result<Self> {
+    fn new(identity: Option<JobIdentity>, listener: TcpListener) -> std::io::Result<Self> {
         let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let interest = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&events, &listener, epoll::EventData::new_u64(LISTENER), interest)?;
         Ok(Self {
+            identity,
             listener,
             events,
             store: MemoryStore::new(),
@@ -165,7 +174,7 @@ impl Server {
 
     /// Accepts all clients. Returns whether the process ran out of sockets.
     fn accept(&mut self) -> bool {
-        let Self { listener, events, clients, next_client, .. } = self;
+        let Self { identity, listener, events, clients, next_client, .. } = self;
         let mut accepted = vec![];
         let out_of_sockets = accept_all(listener, |stream| {
             let all = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP;
@@ -174,6 +183,7 @@ impl Server {
             if clients.len() < MAX_CLIENTS
                 && stream.set_nodelay(true).is_ok()
                 && epoll::add(&*events, &stream, token, all | epoll::EventFlags::ET).is_ok()
+                && let Ok(stream) = JobStream::accept(stream, identity.as_ref())
             {
                 let client = Client { stream, received: vec![], to_send: None, awaited: None };
                 clients.insert(*next_client, client);
@@ -259,9 +269,22 @@ impl Client {
     /// invalid request.
     fn serve(&mut self, store: &MemoryStore, changed: &mut Vec<String>) -> bool {
         let mut buffer = [0; 16 << 10];
+        match self.stream.is_mismatched() {
+            Ok(false) => {}
+            Ok(true) => {
+                // In clear, as the peer can read it if it does not encrypt. The buffer of a new socket has room.
+                let mut refusal = Response::new(REFUSED, Arc::from(MISMATCH.as_bytes()));
+                let _ = refusal.send(&mut self.stream.socket());
+                // Unread bytes would reset the connection, and the refusal with it.
+                let _ = self.stream.socket().read(&mut buffer);
+                return false;
+            }
+            Err(error) if error.kind() == IoErrorKind::WouldBlock => return true,
+            Err(_) => return false,
+        }
         loop {
             if let Some(response) = &mut self.to_send {
-                match response.send(&self.stream) {
+                match response.send(&mut self.stream) {
                     Ok(true) => self.to_send = None,
                     Ok(false) => {}
                     Err(error) if error.kind() == IoErrorKind::WouldBlock => return true,
@@ -307,7 +330,7 @@ impl Response {
     }
 
     /// Sends as much as the socket takes. Returns whether that was the rest.
-    fn send(&mut self, mut stream: &TcpStream) -> std::io::Result<bool> {
+    fn send(&mut self, stream: &mut impl Write) -> std::io::Result<bool> {
         let front = &self.front[self.sent.min(self.front.len())..];
         let value = &self.value[self.sent.saturating_sub(self.front.len())..];
         self.sent += stream.write_vectored(&[IoSlice::new(front), IoSlice::new(value)])?;
