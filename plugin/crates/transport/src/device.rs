@@ -202,6 +202,11 @@ impl fmt::Display for LeftOut {
     }
 }
 
+/// Whether the kernel has an RDMA device.
+pub(crate) fn host_has_rdma() -> bool {
+    fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some())
+}
+
 /// The interfaces that the settings or their own state keep from being used, and why.
 fn left_out<'a>(interfaces: &'a Interfaces, settings: &Settings) -> Vec<(&'a str, LeftOut)> {
     let filter = NameFilter::parse(&settings.interfaces);

@@ -106,6 +106,11 @@ impl Transport {
                 file.display()
             ));
         }
+        if settings.rdma_left_out && device::host_has_rdma() {
+            log.warn(
+                "evenkeel: RDMA is not used: it cannot be encrypted, and EVENKEEL_ENCRYPTION=required (EVENKEEL_RDMA_NETWORK)",
+            );
+        }
         let devices = device::discover(&settings, host_memory_only, &log)?;
         let adapters = devices.iter().filter_map(Device::rdma).cloned().collect();
         let unmatched = settings.rails.unmatched(devices.iter().map(Device::name));

@@ -88,6 +88,8 @@ pub struct Settings {
     /// With encryption, and then all TCP connections are encrypted.
     pub(crate) encryption: Option<JobIdentity>,
     trust_rdma: bool,
+    /// Whether it is only for encryption that RDMA is not used.
+    pub(crate) rdma_left_out: bool,
     /// Addresses to serve metrics at: the first that is free.
     pub(crate) metrics: Vec<SocketAddr>,
     status_folder: Option<PathBuf>,
@@ -575,6 +577,7 @@ impl Settings {
             require_encryption: false,
             encryption: None,
             trust_rdma: false,
+            rdma_left_out: false,
             metrics: Vec::new(),
             status_folder: None,
         };
@@ -596,6 +599,7 @@ impl Settings {
         if self.transport_mode == TransportMode::Rdma {
             return Err(SettingsError::rdma_in_clear());
         }
+        self.rdma_left_out = self.transport_mode == TransportMode::Auto;
         self.transport_mode = TransportMode::Tcp;
         Ok(())
     }
