@@ -1,13 +1,14 @@
-//! The C structures of NCCL's network plugin interface, `ncclNet` and `ncclCollNet` v6 to v12, for both sides of it: the plugin, which
-//! exports the tables, and a host, which loads and calls them.
+//! The C structures of NCCL's plugin interfaces, for both sides of them: the plugin, which exports the tables, and a host, which loads
+//! and calls them. They are `ncclNet` and `ncclCollNet` v6 to v12, and the events of a network for profilers.
 //!
 //! Definitions only. Sizes and offsets are asserted against what NCCL's own headers give on a 64-bit machine, so a
 //! mistake here is a build failure and not a crash in a training job.
 //!
-//! Source: the headers `src/include/plugin/net/net_v{6..12}.h` of NCCL 2.30.7.
+//! Source: the headers `src/include/plugin/net/net_v{6..12}.h` of NCCL 2.30.7, and those that the modules name.
 
 mod collnet;
 mod net;
+mod profiler;
 mod properties;
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
@@ -18,6 +19,10 @@ pub use collnet::{
 };
 pub use net::{
     NetV6, NetV7, NetV8, NetV9, NetV10, NetV11, NetV12, NetWithContext, NetWithGlobalInit,
+};
+pub use profiler::{
+    EVENT_OF_IB_V1, EVENT_OF_SOCKET_V1, EVENT_START, EVENT_STOP, IbChunkV1, IbEventV1,
+    ProfilerCallback, SocketChunkV1, SocketEventV1,
 };
 pub use properties::{
     PropertiesV6, PropertiesV7, PropertiesV8, PropertiesV9, PropertiesV10, PropertiesV11,
@@ -79,9 +84,6 @@ pub const SUBSYSTEM_ALL: c_ulong = !0;
 /// `ncclDebugLogger_t`: level, subsystems, file or function, line, and `printf`'s arguments. It may be called from any thread.
 pub type Logger =
     unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...) -> ();
-/// `ncclProfilerCallback_t`. Evenkeel never calls it.
-pub type ProfilerCallback =
-    unsafe extern "C" fn(*mut *mut c_void, c_int, *mut c_void, i64, *mut c_void) -> NcclResult;
 
 /// `ncclNetCommConfig`, v10 and later.
 #[derive(Clone, Copy, Debug)]
@@ -104,6 +106,11 @@ pub struct CommAttributes {
     /// Minimum number of connections to each peer.
     pub min_flows_per_peer: i32,
 }
+
+/// The bit of `ncclFuncAllReduce` in [`Attributes::op`].
+pub const OP_ALL_REDUCE: u32 = 1 << 4;
+/// The bit of `ncclFuncSend` in [`Attributes::op`].
+pub const OP_SEND: u32 = 1 << 6;
 
 /// `ncclNetAttr`, v11 and later.
 #[derive(Clone, Copy, Debug)]

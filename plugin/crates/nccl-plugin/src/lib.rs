@@ -1,6 +1,7 @@
 //! `libnccl-net-evenkeel.so`: NCCL's network plugin tables, v6 to v12, over [`evenkeel_transport`].
 //!
-//! [`net`] has the tables of the network, [`collnet`] those of reduction servers. Their C functions translate arguments and
+//! [`net`] has the tables of the network, [`collnet`] those of reduction servers; [`profiler`] tells NCCL's profiler of
+//! chunks. Their C functions translate arguments and
 //! nothing else, with the helpers of [`ffi`]; [`error`] turns errors and panics into NCCL's result codes. [`plugin`] is the
 //! state of the process, [`request_pool`] the requests of a comm, and [`logger`] passes log lines on to NCCL.
 //!
@@ -12,4 +13,5 @@ mod ffi;
 mod logger;
 mod net;
 mod plugin;
+mod profiler;
 mod request_pool;

@@ -35,6 +35,16 @@ pub struct Device {
 struct Interface {
     ip: IpAddr,
     index: u32,
+    /// If others of this host are in its subnet, and flows are to leave by it all the same.
+    shared: Option<SharedSubnet>,
+}
+
+/// A subnet that several interfaces of a host are in. The kernel's route to it goes by one of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct SharedSubnet {
+    /// The interface's own name.
+    interface: String,
+    prefix: u8,
 }
 
 impl Device {
@@ -93,6 +103,11 @@ impl Device {
         }
     }
 
+    /// The interface that a flow must be bound to, so that it leaves by it: where several are in the peer's subnet.
+    pub(crate) fn bound_interface(&self, flow: u32, peer: &SocketAddr) -> Option<&str> {
+        self.interfaces[flow as usize % self.interfaces.len()].bound_for(peer.ip())
+    }
+
     /// The addresses that a flow goes from and to. Flows take the interfaces of both sides in turn. The local address has
     /// port 0.
     pub(crate) fn path(&self, flow: u32, peer: &Handle) -> (SocketAddr, SocketAddr) {
@@ -107,6 +122,12 @@ impl Device {
 }
 
 impl Interface {
+    /// Its name, if a flow to this address must be bound to it in order to leave by it.
+    fn bound_for(&self, peer: IpAddr) -> Option<&str> {
+        let shared = self.shared.as_ref()?;
+        sys::in_one_subnet(self.ip, peer, shared.prefix).then_some(shared.interface.as_str())
+    }
+
     /// `addr` as this interface reaches it: a link-local address needs the interface.
     fn scoped(&self, addr: SocketAddr) -> SocketAddr {
         match addr {
@@ -166,8 +187,28 @@ pub(crate) fn discover(
         log.info(&format!("evenkeel: network interfaces left out: {}", list(&dead, MAX_NAMED)));
     }
     let describe = |address| describe(address, settings.link_speed, &**log);
-    let devices: Vec<Device> = chosen.into_iter().map(describe).collect();
+    let mut devices: Vec<Device> = chosen.iter().copied().map(describe).collect();
+    for (device, address) in devices.iter_mut().zip(&chosen) {
+        let shared = shared_subnet(address, &chosen, settings.bind_to_device, sys::drops_by_route);
+        device.interfaces.iter_mut().for_each(|interface| interface.shared.clone_from(&shared));
+    }
     if settings.joined { join(devices).map(|device| vec![device]) } else { Ok(devices) }
+}
+
+/// The subnet of an interface, if others of those chosen are in it. `bind` is the setting, without which flows are bound unless
+/// this host, and so perhaps its peers, drops what comes by another interface than its route.
+fn shared_subnet(
+    of: &InterfaceAddress,
+    chosen: &[&InterfaceAddress],
+    bind: Option<bool>,
+    drops_by_route: impl Fn(&str) -> bool,
+) -> Option<SharedSubnet> {
+    let is_shared = chosen.iter().any(|other| {
+        let prefix = of.prefix.min(other.prefix);
+        other.name != of.name && sys::in_one_subnet(of.ip, other.ip, prefix)
+    });
+    let binds = bind.unwrap_or_else(|| chosen.iter().all(|other| !drops_by_route(&other.name)));
+    (is_shared && binds).then(|| SharedSubnet { interface: of.name.clone(), prefix: of.prefix })
 }
 
 /// Why an interface is not used.
@@ -266,7 +307,7 @@ fn rdma_ports(discovery: &PortDiscovery<'_>) -> Result<Option<Vec<Device>>, Erro
                 .into_iter()
                 .map(|DiscoveredPort { adapter, ip, index }| Device {
                     name: adapter.name().to_owned(),
-                    interfaces: vec![Interface { ip, index }],
+                    interfaces: vec![Interface { ip, index, shared: None }],
                     speed: settings.link_speed.or_else(|| adapter.speed()).unwrap_or(DEFAULT_SPEED),
                     pci_path: adapter.pci_path(),
                     rdma: Some(adapter),
@@ -281,6 +322,30 @@ fn rdma_ports(discovery: &PortDiscovery<'_>) -> Result<Option<Vec<Device>>, Erro
             Ok(None)
         }
     }
+}
+
+/// One device of several, for a caller that chooses them.
+pub(crate) fn fuse(devices: &[&Device]) -> Result<Device, Error> {
+    let names = || devices.iter().map(|device| device.name()).collect::<Vec<_>>().join(", ");
+    let refuse = |why: &str| {
+        let what = format!("cannot make one device of {}: {why}", names());
+        Err(Error::new(ErrorKind::Config, what))
+    };
+    if devices.len() < 2 {
+        return refuse("there must be two or more");
+    }
+    // The connections of RDMA ports are over one port at a time, and fail over to others.
+    if devices.iter().any(|device| device.rdma.is_some()) {
+        return refuse("RDMA ports stay devices of their own");
+    }
+    let interfaces: Vec<_> = devices.iter().flat_map(|device| &device.interfaces).collect();
+    if interfaces.len() > MAX_ADDRESSES {
+        return refuse(&format!("it would have more than {MAX_ADDRESSES} interfaces"));
+    }
+    if interfaces.iter().enumerate().any(|(at, one)| interfaces[..at].contains(one)) {
+        return refuse("one of them is there twice");
+    }
+    join(devices.iter().copied().cloned().collect())
 }
 
 /// One device of all.
@@ -319,7 +384,7 @@ fn describe(address: &InterfaceAddress, override_speed: Option<u32>, log: &dyn L
     let pci_path = fs::canonicalize(format!("/sys/class/net/{name}/device"))
         .ok()
         .map(|path| path.to_string_lossy().into_owned());
-    let interfaces = vec![Interface { ip: address.ip, index: address.index }];
+    let interfaces = vec![Interface { ip: address.ip, index: address.index, shared: None }];
     Device { name: name.clone(), interfaces, speed, pci_path, rdma: None }
 }
 
@@ -398,6 +463,7 @@ mod tests {
         InterfaceAddress {
             name: name.to_owned(),
             ip: ip.parse().unwrap(),
+            prefix: 24,
             index: 3,
             link: LinkState::Running,
             loopback: name == "lo",
@@ -530,7 +596,7 @@ mod tests {
     }
 
     fn device(ip: &str, index: u32) -> Device {
-        let interfaces = vec![Interface { ip: ip.parse().unwrap(), index }];
+        let interfaces = vec![Interface { ip: ip.parse().unwrap(), index, shared: None }];
         Device { name: format!("eth{index}"), interfaces, speed: 1000, pci_path: None, rdma: None }
     }
 
@@ -551,6 +617,27 @@ mod tests {
     }
 
     #[test]
+    fn interfaces_in_one_subnet_are_bound_unless_hosts_drop_by_route() {
+        let addresses = [("eth0", "10.0.0.5"), ("eth1", "10.0.0.6"), ("eth2", "10.0.2.5")];
+        let addresses = addresses.map(|(name, ip)| address(name, ip));
+        let chosen: Vec<_> = addresses.iter().collect();
+        let bound = |at: usize, bind, strict: &str| {
+            let shared = shared_subnet(chosen[at], &chosen, bind, |name| name == strict);
+            shared.map(|shared| shared.interface)
+        };
+        assert_eq!(bound(1, None, ""), Some("eth1".to_owned()));
+        assert_eq!(bound(2, None, ""), None, "alone in its subnet");
+        assert_eq!(bound(1, None, "eth0"), None, "rp_filter=1");
+        assert_eq!(bound(1, Some(true), "eth0"), Some("eth1".to_owned()));
+        assert_eq!(bound(1, Some(false), ""), None);
+        let shared = shared_subnet(chosen[1], &chosen, None, |_| false);
+        let interface = Interface { ip: chosen[1].ip, index: 1, shared };
+        assert_eq!(interface.bound_for("10.0.0.77".parse().unwrap()), Some("eth1"));
+        // Beyond a router the route decides: the interface may have none.
+        assert_eq!(interface.bound_for("10.0.1.77".parse().unwrap()), None);
+    }
+
+    #[test]
     fn flows_alternate_between_joined_interfaces() {
         let joined = join(vec![device("10.0.0.1", 0), device("10.0.1.1", 1)]).unwrap();
         assert_eq!((joined.name(), joined.speed()), ("eth0+eth1", 2000));
@@ -567,6 +654,18 @@ mod tests {
         assert_eq!(paths(&peer(&["10.0.0.2", "10.0.1.2"])), [first, second, first]);
         let only = (ip("10.0.1.1"), ip("10.0.0.2"));
         assert_eq!(paths(&peer(&["10.0.0.2"])), [first, only, first]);
+    }
+
+    #[test]
+    fn fused_devices_are_different_and_of_tcp() {
+        let (a, b) = (device("10.0.0.1", 0), device("10.0.1.1", 1));
+        assert_eq!(fuse(&[&a, &b]).unwrap().addresses().len(), 2);
+        let refused = |devices: &[&Device]| fuse(devices).unwrap_err().to_string();
+        assert!(refused(&[&a]).contains("two or more"));
+        assert!(refused(&[&a, &b, &a]).contains("twice"));
+        let others: Vec<_> = (2..6).map(|index| device("10.0.2.1", index)).collect();
+        let many: Vec<&Device> = others.iter().chain([&a]).collect();
+        assert!(refused(&many).contains("more than 4"));
     }
 
     #[test]

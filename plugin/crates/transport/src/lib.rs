@@ -31,7 +31,7 @@ mod test_support;
 pub mod weak;
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 pub use connection::owned::{PendingRecv, PendingSend};
 pub use connection::recv::{RecvConnection, TaggedBuffer};
@@ -52,6 +52,7 @@ pub use settings::Settings;
 pub use settings::rails::Rail;
 pub use settings::table::SettingsError;
 pub use sys::random;
+pub use telemetry::chunk_events;
 pub use telemetry::exporter::{Exporter, Page, Pages};
 pub use telemetry::log::{Log, NullLog};
 pub use telemetry::report;
@@ -63,11 +64,35 @@ use runtime::reactor::Runtime;
 use sync::lock;
 use telemetry::metrics::Metrics;
 
+/// How a connection is opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ConnectOptions {
+    /// Traffic class of its RDMA packets, unless the settings set another one.
+    pub traffic_class: Option<u8>,
+    /// It begins with one TCP flow, whatever the setting: it is one of very many at a time. More are opened where they carry
+    /// more.
+    pub one_flow: bool,
+}
+
+/// Maximum number of devices that are made of several. NCCL has as many at most.
+const MAX_FUSED: usize = 32;
+
+/// A device that was made of several.
+struct FusedDevice {
+    device: Device,
+    /// The numbers of those that it was made of.
+    members: Vec<usize>,
+}
+
 /// The network, as this process uses it.
 pub struct Transport {
     settings: Arc<Settings>,
     log: Arc<dyn Log>,
     devices: Arc<[Device]>,
+    /// Devices that were made of several, in the order in which they were made.
+    fused: [OnceLock<FusedDevice>; MAX_FUSED],
+    /// Held while one is made.
+    fusing: Mutex<()>,
     metrics: Arc<Metrics>,
     /// Alive as long as a listener, a connection or an attempt to connect is.
     runtime: Mutex<Weak<Runtime>>,
@@ -125,14 +150,66 @@ impl Transport {
             settings: Arc::new(settings),
             log,
             devices: devices.into(),
+            fused: [const { OnceLock::new() }; MAX_FUSED],
+            fusing: Mutex::default(),
             metrics: Arc::new(Metrics::new(adapters, is_encrypted)),
             runtime: Mutex::new(Weak::new()),
         })
     }
 
-    /// The devices, in a stable order. Never empty.
+    /// The devices of the host, in a stable order. Never empty. [`Transport::fuse`] makes more.
     pub fn devices(&self) -> &[Device] {
         &self.devices
+    }
+
+    /// Makes one device of several, whose flows share its messages, as with `EVENKEEL_DEVICES=joined`. Returns its number,
+    /// which comes after those of the host's devices. The same devices again give the same number.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Argument`] for unknown devices, [`ErrorKind::Config`] for those that cannot be one.
+    pub fn fuse(&self, members: &[usize]) -> Result<usize, Error> {
+        let _fusing = lock(&self.fusing);
+        let known = |index: &usize| self.devices.get(*index).ok_or_else(|| self.no_device(*index));
+        let devices = members.iter().map(known).collect::<Result<Vec<_>, _>>()?;
+        let device = device::fuse(&devices)?;
+        for (at, place) in self.fused.iter().enumerate() {
+            let number = self.devices.len() + at;
+            let made = place.get_or_init(|| {
+                let (name, speed) = (device.name(), device.speed());
+                self.log.info(&format!("evenkeel: device {number}: {name} {speed} Mb/s"));
+                FusedDevice { device: device.clone(), members: members.to_vec() }
+            });
+            if made.members == members {
+                return Ok(number);
+            }
+        }
+        let what = format!("{MAX_FUSED} devices of several are the most");
+        Err(Error::new(ErrorKind::Config, what))
+    }
+
+    /// A device of the host, or one that was made of several.
+    pub fn device(&self, index: usize) -> Option<&Device> {
+        let Some(at) = index.checked_sub(self.devices.len()) else {
+            return self.devices.get(index);
+        };
+        Some(&self.fused.get(at)?.get()?.device)
+    }
+
+    /// The number of all devices, also those that were made of several.
+    pub fn device_count(&self) -> usize {
+        let made = self.fused.iter().take_while(|place| place.get().is_some()).count();
+        self.devices.len() + made
+    }
+
+    /// The numbers of the host's devices that a device is made of: its own, if it is one of them.
+    pub fn members(&self, index: usize) -> Vec<usize> {
+        let at = index.checked_sub(self.devices.len());
+        let fused = at.and_then(|at| self.fused.get(at)?.get());
+        fused.map_or_else(|| vec![index], |fused| fused.members.clone())
+    }
+
+    fn no_device(&self, index: usize) -> Error {
+        Error::argument(format!("no device {index}: there are {}", self.device_count()))
     }
 
     /// Whether a listener, a connection or an attempt to connect exists.
@@ -188,7 +265,7 @@ impl Transport {
 
     /// The rail of a device, if the settings name it.
     pub fn rail(&self, device: usize) -> Option<Rail> {
-        self.settings.rails.of(self.devices.get(device)?.name())
+        self.settings.rails.of(self.device(device)?.name())
     }
 
     /// The cache that registers memory for messages over a device.
@@ -212,22 +289,29 @@ impl Transport {
         label: &str,
         memory_types: MemoryTypes,
     ) -> Result<Connecting, Error> {
-        self.connect_with_traffic_class(device, handle, label, memory_types, None)
+        self.connect_with(device, handle, label, memory_types, ConnectOptions::default())
     }
 
-    /// As [`Transport::connect`]. RDMA packets have this traffic class, unless the settings set another one.
+    /// As [`Transport::connect`], with options.
     ///
     /// # Errors
     /// As [`Transport::connect`].
-    pub fn connect_with_traffic_class(
+    pub fn connect_with(
         &self,
         device: usize,
         handle: &Handle,
         label: &str,
         memory_types: MemoryTypes,
-        traffic_class: Option<u8>,
+        options: ConnectOptions,
     ) -> Result<Connecting, Error> {
-        let context = Context { memory_types, traffic_class, ..self.context(device, label)? };
+        let ConnectOptions { traffic_class, one_flow } = options;
+        let mut context = Context { memory_types, traffic_class, ..self.context(device, label)? };
+        // Static shares are for comparison with transports that keep their number of flows.
+        if one_flow && !self.settings.is_static() {
+            let mut settings = Settings::clone(&self.settings);
+            settings.flows = 1;
+            context.settings = Arc::new(settings);
+        }
         Connecting::start(self.runtime()?, context, handle, false)
     }
 
@@ -254,9 +338,7 @@ impl Transport {
     }
 
     fn context(&self, device: usize, label: &str) -> Result<Context, Error> {
-        let device = self.devices.get(device).ok_or_else(|| {
-            Error::argument(format!("no device {device}: there are {}", self.devices.len()))
-        })?;
+        let device = self.device(device).ok_or_else(|| self.no_device(device))?;
         Ok(Context {
             settings: Arc::clone(&self.settings),
             log: Arc::clone(&self.log),

@@ -41,7 +41,7 @@ impl CollNetContext {
         device: usize,
         handle: &mut [u8; HANDLE_SIZE],
     ) -> Result<CollNetListenComm, PluginError> {
-        if device >= self.transport.devices().len() {
+        if device >= self.transport.device_count() {
             return Err(PluginError::invalid_argument(format!("device {device} does not exist")));
         }
         let unique_id = Member::new_unique_id()
@@ -58,7 +58,7 @@ impl CollNetContext {
 /// The number of devices that can reduce: all if there are servers, else none.
 pub(crate) fn device_count() -> Result<usize, PluginError> {
     let (transport, settings) = plugin::transport_for_collnet()?;
-    Ok(if settings.servers.is_empty() { 0 } else { transport.devices().len() })
+    Ok(if settings.servers.is_empty() { 0 } else { transport.device_count() })
 }
 
 /// Whether the servers support this reduction of this data type.

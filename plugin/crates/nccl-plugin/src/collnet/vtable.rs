@@ -11,7 +11,7 @@ use super::calls::{
 use super::comm::CollNetContext;
 use crate::net::NAME;
 use crate::net::connect::listen_v11;
-use crate::net::device::get_properties;
+use crate::net::device::{get_properties, make_v_device};
 use crate::net::memory::{dereg_mr, reg_mr};
 
 /// A table with the entries that are the same in all versions filled in.
@@ -66,12 +66,14 @@ table!(ncclCollNetPlugin_v10: CollNetV10, {
     make_v_device: None,
 });
 
+// NCCL counts the devices of both tables before it makes any of several, which both then have. Up to 2.27 it counts those of the
+// network too late.
 table!(ncclCollNetPlugin_v11: CollNetV11, {
     init: Some(init_v11),
     listen: Some(listen_v11::<CollNetContext>),
     iallgather: None,
     ireducescatter: None,
-    make_v_device: None,
+    make_v_device: Some(make_v_device::<4>),
     finalize: Some(finalize_v11),
 });
 
@@ -80,6 +82,6 @@ table!(ncclCollNetPlugin_v12: CollNetV12, {
     listen: Some(listen_v11::<CollNetContext>),
     iallgather: None,
     ireducescatter: None,
-    make_v_device: None,
+    make_v_device: Some(make_v_device::<8>),
     finalize: Some(finalize_v11),
 });

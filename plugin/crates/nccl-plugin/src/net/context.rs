@@ -1,14 +1,15 @@
 //! A context: the listeners and connection attempts of one communicator.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use evenkeel_nccl_abi::HANDLE_SIZE;
+use evenkeel_nccl_abi::{Attributes, HANDLE_SIZE, OP_ALL_REDUCE, OP_SEND};
 use evenkeel_transport::sync::lock;
 use evenkeel_transport::weak::WeakList;
 use evenkeel_transport::{
-    Connecting, Device, Error, HANDLE_BYTES, Handle, MemoryTypes, SendConnection, Transport,
+    ConnectOptions, Connecting, Device, Error, HANDLE_BYTES, Handle, MemoryTypes, SendConnection,
+    Transport,
 };
 
 use super::comm::{Comm, ListenComm};
@@ -27,9 +28,20 @@ pub(crate) struct Context {
     label: String,
     /// Traffic class of the communicator's packets.
     traffic_class: Option<u8>,
+    /// The connections that NCCL opens now go to many peers at a time.
+    has_many_peers: AtomicBool,
     attempts: Mutex<HashMap<u64, Connecting>>,
     listeners: Mutex<WeakList<ListenComm>>,
     next_ticket: AtomicU64,
+}
+
+/// Number of peers at a time above which their connections spread over all paths by themselves.
+const MANY_PEERS: i32 = 16;
+
+/// Whether connections are for point-to-point messages with many peers at a time. Those of collectives have few.
+fn have_many_peers(attributes: &Attributes) -> bool {
+    let is_point_to_point = attributes.op & OP_SEND != 0 && attributes.op & OP_ALL_REDUCE == 0;
+    is_point_to_point && attributes.send.max_concurrent_peers > MANY_PEERS
 }
 
 impl Context {
@@ -38,6 +50,7 @@ impl Context {
             transport,
             label,
             traffic_class,
+            has_many_peers: AtomicBool::new(false),
             attempts: Mutex::default(),
             listeners: Mutex::default(),
             next_ticket: AtomicU64::new(1),
@@ -47,6 +60,15 @@ impl Context {
     /// Whether this is the context's transport.
     pub(crate) fn uses(&self, transport: &Arc<Transport>) -> bool {
         Arc::ptr_eq(&self.transport, transport)
+    }
+
+    /// Takes what NCCL says of the connections that it opens next, or of the operation that begins.
+    pub(crate) fn set_attributes(&self, attributes: &Attributes) {
+        // An operation's attributes have its bit alone, and come from another thread. They change nothing: the connections are
+        // open, and buffers may be polled by a GPU unless it is certain that they are not.
+        if attributes.op.count_ones() > 1 {
+            self.has_many_peers.store(have_many_peers(attributes), Ordering::Relaxed);
+        }
     }
 
     /// Opens a listener and writes its handle.
@@ -81,8 +103,9 @@ impl Context {
             })?;
             let memory = self.memory_types(device);
             let (label, class) = (&self.label, traffic_class.or(self.traffic_class));
-            let attempt =
-                self.transport.connect_with_traffic_class(device, &peer, label, memory, class)?;
+            let one_flow = self.has_many_peers.load(Ordering::Relaxed);
+            let options = ConnectOptions { traffic_class: class, one_flow };
+            let attempt = self.transport.connect_with(device, &peer, label, memory, options)?;
             // NCCL does not report that it aborts a communicator while that connects. Tables before v11 have no `finalize`.
             attempt.cancel_when_abandoned();
             ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
@@ -110,7 +133,7 @@ impl Context {
 
     /// The memory types that the device advertises. NCCL registers memory only later, so connections are made for all of them.
     fn memory_types(&self, device: usize) -> MemoryTypes {
-        self.transport.devices().get(device).map_or(MemoryTypes::HOST, Device::memory_types)
+        self.transport.device(device).map_or(MemoryTypes::HOST, Device::memory_types)
     }
 
     /// Drops the attempts and closes the listeners that NCCL has left open.
@@ -119,5 +142,35 @@ impl Context {
         drop(attempts);
         let listeners = std::mem::take(&mut *lock(&self.listeners));
         listeners.live().for_each(|listener| listener.close());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use evenkeel_nccl_abi::CommAttributes;
+
+    #[test]
+    fn attributes_of_many_peers_are_those_of_point_to_point_messages() {
+        let with = |op, peers| {
+            let side = CommAttributes {
+                max_concurrent_peers: peers,
+                min_concurrent_peers: 1,
+                max_flows_per_peer: 2,
+                min_flows_per_peer: 1,
+            };
+            have_many_peers(&Attributes {
+                send: side,
+                recv: side,
+                op,
+                algo: u32::MAX,
+                proto: u32::MAX,
+            })
+        };
+        const OP_RECV: u32 = 1 << 7;
+        assert!(with(OP_SEND | OP_RECV, 17));
+        assert!(!with(OP_SEND | OP_RECV, 16) && !with(OP_SEND | OP_RECV, -1));
+        // Undefined: all bits.
+        assert!(!with(u32::MAX, 64));
     }
 }

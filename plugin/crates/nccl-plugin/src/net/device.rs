@@ -1,6 +1,6 @@
 //! Devices and their properties.
 
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Mutex;
 
@@ -13,7 +13,7 @@ use evenkeel_transport::sync::lock;
 use evenkeel_transport::{MAX_MESSAGE_BYTES, MAX_RECVS, MemoryTypes, Rail};
 
 use crate::error::{PluginError, guard};
-use crate::ffi::{device_index, out_param};
+use crate::ffi::{device_index, handle_ref, out_param};
 use crate::plugin;
 
 /// Connections are limited by file descriptors only. NCCL's own sockets advertise this number.
@@ -23,14 +23,13 @@ pub(crate) const MAX_BYTES: usize = MAX_MESSAGE_BYTES as usize;
 
 /// Number of devices.
 fn device_count() -> Result<usize, PluginError> {
-    Ok(plugin::transport()?.devices().len())
+    Ok(plugin::transport()?.device_count())
 }
 
 /// A device's properties, from which those of each version are made.
 pub(crate) struct DeviceProperties {
     pub(crate) name: &'static CStr,
     pub(crate) pci_path: Option<&'static CStr>,
-    pub(crate) index: usize,
     /// Identifies the card: the same for all its devices.
     pub(crate) guid: u64,
     /// Mbit/s.
@@ -41,24 +40,25 @@ pub(crate) struct DeviceProperties {
     pub(crate) memory_types: MemoryTypes,
     /// The rail and plane that it belongs to, if known.
     pub(crate) rail: Option<Rail>,
+    /// Numbers of the host's devices that it is made of.
+    pub(crate) members: Vec<usize>,
 }
 
 /// The properties of a device.
 fn device_properties(index: usize) -> Result<DeviceProperties, PluginError> {
     let transport = plugin::transport()?;
     let device = transport
-        .devices()
-        .get(index)
+        .device(index)
         .ok_or_else(|| PluginError::invalid_argument(format!("device {index} does not exist")))?;
     Ok(DeviceProperties {
         name: intern(device.name()),
         pci_path: device.pci_path().map(intern),
-        index,
         guid: device.guid().unwrap_or(index as u64),
         speed: i32::try_from(device.speed()).unwrap_or(i32::MAX),
         port: device.port().into(),
         memory_types: device.memory_types(),
         rail: transport.rail(index),
+        members: transport.members(index),
     })
 }
 
@@ -108,8 +108,9 @@ fn rail_id(number: Option<u16>) -> i16 {
 
 fn v_props<const N: usize>(device: &DeviceProperties) -> VDeviceProperties<N> {
     let mut devices = [0; N];
-    devices[0] = device.index as c_int;
-    VDeviceProperties { count: 1, devices }
+    let members = device.members.iter().take(N);
+    members.zip(&mut devices).for_each(|(member, place)| *place = *member as c_int);
+    VDeviceProperties { count: device.members.len().min(N) as c_int, devices }
 }
 
 /// Implements [`Properties`] with the fields that all versions have, and those listed.
@@ -179,6 +180,31 @@ describe_v9!(PropertiesV12, device, {
     rail_id: rail_id(device.rail.map(|rail| rail.number)),
     plane_id: rail_id(device.rail.and_then(|rail| rail.plane)),
 });
+
+/// Makes one device of several. `N` is the size of the version's array of numbers.
+pub(crate) unsafe extern "C" fn make_v_device<const N: usize>(
+    device: *mut c_int,
+    members: *mut c_void,
+) -> NcclResult {
+    guard("makeVDevice", || {
+        // SAFETY: NCCL passes a valid out-pointer for the number.
+        let device = unsafe { out_param(device, "device") }?;
+        // SAFETY: NCCL passes the structure of the table's version.
+        let members = unsafe { handle_ref::<VDeviceProperties<N>>(members, "props") }?;
+        let count = usize::try_from(members.count).ok().filter(|count| *count <= N);
+        let count = count.ok_or_else(|| {
+            let what = format!("{} devices cannot be one: 2 to {N} can", members.count);
+            PluginError::invalid_argument(what)
+        })?;
+        let members: Vec<usize> = members.devices[..count]
+            .iter()
+            .map(|member| device_index(*member))
+            .collect::<Result<_, _>>()?;
+        let made = plugin::transport()?.fuse(&members)?;
+        *device = c_int::try_from(made).unwrap_or(c_int::MAX);
+        Ok(())
+    })
+}
 
 /// A C string that lives as long as the process. NCCL keeps names for ever, so they are never
 /// freed. Equal names share one string, so that memory does not grow with each `init`.

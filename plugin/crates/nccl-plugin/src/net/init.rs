@@ -3,25 +3,26 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use evenkeel_nccl_abi::{CommConfig, Logger, NcclResult, ProfilerCallback};
+use evenkeel_nccl_abi::{Attributes, CommConfig, Logger, NcclResult, ProfilerCallback};
 
 use super::context::Context;
 use crate::error::guard;
-use crate::ffi::{out_param, take_arc};
+use crate::ffi::{handle_ref, out_param, take_arc};
 use crate::logger::LOG;
-use crate::plugin;
+use crate::{plugin, profiler};
 
 pub(super) unsafe extern "C" fn init_v6(logger: Option<Logger>) -> NcclResult {
     LOG.set(logger);
     guard("init", plugin::init_global)
 }
 
-/// Takes a profiler callback as well, which is not used.
+/// Takes a callback for profilers as well.
 pub(super) unsafe extern "C" fn init_v10(
     logger: Option<Logger>,
-    _profiler: Option<ProfilerCallback>,
+    profiler: Option<ProfilerCallback>,
 ) -> NcclResult {
     LOG.set(logger);
+    profiler::set(profiler);
     guard("init", plugin::init_global)
 }
 
@@ -31,15 +32,31 @@ pub(super) unsafe extern "C" fn init_v11(
     communicator: u64,
     config: *mut CommConfig,
     logger: Option<Logger>,
-    _profiler: Option<ProfilerCallback>,
+    profiler: Option<ProfilerCallback>,
 ) -> NcclResult {
     LOG.set(logger);
+    profiler::set(profiler);
     guard("init", || {
         // SAFETY: NCCL passes a valid out-pointer for the context.
         let out = unsafe { out_param(context, "context") }?;
         // SAFETY: NCCL passes a configuration, or null.
         let class = unsafe { traffic_class(config) };
         *out = Arc::into_raw(plugin::init_context(communicator, class)?).cast_mut().cast();
+        Ok(())
+    })
+}
+
+/// Takes hints about a context's connections and operations.
+pub(super) unsafe extern "C" fn set_net_attr(
+    context: *mut c_void,
+    attributes: *mut Attributes,
+) -> NcclResult {
+    guard("setNetAttr", || {
+        // SAFETY: NCCL passes a context that `init_v11` made and that is not finalized.
+        let context = unsafe { handle_ref::<Context>(context, "context") }?;
+        // SAFETY: NCCL passes the structure, which both versions have.
+        let attributes = unsafe { out_param(attributes, "netAttr") }?;
+        context.set_attributes(attributes);
         Ok(())
     })
 }

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use evenkeel_nccl_abi::NcclResult;
+use evenkeel_transport::chunk_events::MessageMark;
 use evenkeel_transport::{
     MAX_RECVS, MrHandle, RecvBuffer, RecvConnection, Request, SendBuffer, SendConnection,
     TaggedBuffer,
@@ -13,6 +14,7 @@ use super::comm::Comm;
 use super::memory::registration;
 use crate::error::{PluginError, guard};
 use crate::ffi::{Size, handle_ref, out_param};
+use crate::profiler;
 use crate::request_pool::PooledRequest;
 
 /// # Safety
@@ -23,6 +25,7 @@ unsafe fn send_message<S: Size>(
     size: S,
     tag: c_int,
     handle: *mut c_void,
+    mark: Option<MessageMark>,
     request: *mut *mut c_void,
 ) -> NcclResult {
     guard("isend", || {
@@ -37,7 +40,7 @@ unsafe fn send_message<S: Size>(
         *request = ptr::null_mut();
         // SAFETY: NCCL leaves the memory alone until `test` has reported the request or the comm
         // is closed.
-        let buffer = unsafe { SendBuffer::new(data.cast_const().cast(), length) };
+        let buffer = unsafe { SendBuffer::new(data.cast_const().cast(), length) }.with_mark(mark);
         // SAFETY: NCCL passes the handle of the memory's registration, which lasts until the request is done.
         let registration = unsafe { registration(handle) };
         if let Some(started) = comm.send(buffer, tag, registration)? {
@@ -56,21 +59,21 @@ pub(super) unsafe extern "C" fn isend_v6<S: Size>(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL passes valid arguments of its table's function.
-    unsafe { send_message(comm, data, size, tag, handle, request) }
+    unsafe { send_message(comm, data, size, tag, handle, None, request) }
 }
 
-/// Takes a profiler handle as well, which is not used.
+/// Takes a profiler's handle as well.
 pub(super) unsafe extern "C" fn isend_v10(
     comm: *mut c_void,
     data: *mut c_void,
     size: usize,
     tag: c_int,
     handle: *mut c_void,
-    _profile: *mut c_void,
+    profile: *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL passes valid arguments of its table's function.
-    unsafe { send_message(comm, data, size, tag, handle, request) }
+    unsafe { send_message(comm, data, size, tag, handle, profiler::mark(profile), request) }
 }
 
 /// The registration at this index of an array.
@@ -103,7 +106,7 @@ unsafe fn post_buffers<S: Size>(
     data: *mut *mut c_void,
     sizes: *mut S,
     tags: *mut c_int,
-    handles: *mut *mut c_void,
+    (handles, profiles): (*mut *mut c_void, *mut *mut c_void),
     request: *mut *mut c_void,
 ) -> NcclResult {
     guard("irecv", || {
@@ -126,6 +129,8 @@ unsafe fn post_buffers<S: Size>(
             // SAFETY: NCCL gives the memory away until `test` has reported the request or the comm is
             // closed.
             let buffer = unsafe { RecvBuffer::new(data.cast(), length) };
+            // SAFETY: NCCL passes an array of as many profiler's handles, or null.
+            let buffer = buffer.with_mark(unsafe { profiler::mark_of(profiles, index) });
             // SAFETY: NCCL passes an array of as many handles of registrations, which last until the request is done.
             let registration = unsafe { registration_of(handles, index) };
             *tagged = TaggedBuffer { buffer, tag, registration };
@@ -152,10 +157,10 @@ pub(super) unsafe extern "C" fn irecv_v6<S: Size>(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL passes valid arguments of its table's function.
-    unsafe { post_buffers(comm, count, data, sizes, tags, handles, request) }
+    unsafe { post_buffers(comm, count, data, sizes, tags, (handles, ptr::null_mut()), request) }
 }
 
-/// Takes profiler handles as well, which are not used.
+/// Takes profiler's handles as well.
 pub(super) unsafe extern "C" fn irecv_v10(
     comm: *mut c_void,
     count: c_int,
@@ -163,11 +168,11 @@ pub(super) unsafe extern "C" fn irecv_v10(
     sizes: *mut usize,
     tags: *mut c_int,
     handles: *mut *mut c_void,
-    _profiles: *mut *mut c_void,
+    profiles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL passes valid arguments of its table's function.
-    unsafe { post_buffers(comm, count, data, sizes, tags, handles, request) }
+    unsafe { post_buffers(comm, count, data, sizes, tags, (handles, profiles), request) }
 }
 
 pub(super) unsafe extern "C" fn iflush(

@@ -8,8 +8,8 @@ use super::connect::{
     connect_v10, connect_v11, listen_v6, listen_v11,
 };
 use super::context::Context;
-use super::device::{devices, get_properties};
-use super::init::{finalize_v11, init_v6, init_v10, init_v11};
+use super::device::{devices, get_properties, make_v_device};
+use super::init::{finalize_v11, init_v6, init_v10, init_v11, set_net_attr};
 use super::memory::{dereg_mr, reg_mr, reg_mr_dma_buf};
 use super::request::{iflush, irecv_v6, irecv_v10, isend_v6, isend_v10, test};
 
@@ -64,7 +64,7 @@ macro_rules! table_v7 {
 
 table_v7!(ncclNetPlugin_v7: NetV7, {});
 table_v7!(ncclNetPlugin_v8: NetV8, {});
-table_v7!(ncclNetPlugin_v9: NetV9, { make_v_device: None, });
+table_v7!(ncclNetPlugin_v9: NetV9, { make_v_device: Some(make_v_device::<4>), });
 
 table!(ncclNetPlugin_v10: NetV10, {
     init: Some(init_v10),
@@ -75,12 +75,12 @@ table!(ncclNetPlugin_v10: NetV10, {
     irecv: Some(irecv_v10),
     get_device_mr: None,
     irecv_consumed: None,
-    make_v_device: None,
+    make_v_device: Some(make_v_device::<4>),
 });
 
-/// v11 and v12 differ in properties only.
+/// v11 and v12 differ in properties, and in the number of devices that can be one.
 macro_rules! table_v11 {
-    ($symbol:ident: $table:ident) => {
+    ($symbol:ident: $table:ident, $members:literal) => {
         table!($symbol: $table, {
             init: Some(init_v11),
             listen: Some(listen_v11::<Context>),
@@ -90,12 +90,12 @@ macro_rules! table_v11 {
             irecv: Some(irecv_v10),
             get_device_mr: None,
             irecv_consumed: None,
-            make_v_device: None,
+            make_v_device: Some(make_v_device::<$members>),
             finalize: Some(finalize_v11),
-            set_net_attr: None,
+            set_net_attr: Some(set_net_attr),
         });
     };
 }
 
-table_v11!(ncclNetPlugin_v11: NetV11);
-table_v11!(ncclNetPlugin_v12: NetV12);
+table_v11!(ncclNetPlugin_v11: NetV11, 4);
+table_v11!(ncclNetPlugin_v12: NetV12, 8);

@@ -11,7 +11,7 @@ use std::{env, mem, ptr, thread};
 
 use evenkeel_nccl_abi::{
     CommConfig, HANDLE_SIZE, Logger, NcclResult, NetV6, NetV7, NetV8, NetV9, NetV10, NetV11,
-    NetV12, SUCCESS,
+    NetV12, ProfilerCallback, SUCCESS,
 };
 use evenkeel_transport::HANDLE_BYTES;
 use libloading::Library;
@@ -162,6 +162,10 @@ pub(crate) struct Net {
     config: Option<CommConfig>,
     /// The device that connections are opened from.
     pub(crate) from: c_int,
+    /// The device that listeners are on.
+    pub(crate) on: c_int,
+    /// The profiler's handle that goes with each message.
+    pub(crate) profile: Opaque,
     registrations: Mutex<Vec<Registered>>,
 }
 
@@ -208,6 +212,16 @@ impl Net {
         communicator: u64,
         config: Option<CommConfig>,
     ) -> Result<Self, NcclResult> {
+        Self::init_profiled(version, communicator, config, None)
+    }
+
+    /// The same with NCCL's callback for profilers.
+    pub(crate) fn init_profiled(
+        version: u32,
+        communicator: u64,
+        config: Option<CommConfig>,
+        profiler: Option<ProfilerCallback>,
+    ) -> Result<Self, NcclResult> {
         environment();
         // SAFETY: the library runs no code when it is loaded.
         let library = unsafe { Library::new(library_path()) }.expect("load the plugin");
@@ -217,6 +231,8 @@ impl Net {
             context: Opaque::NULL,
             config,
             from: 0,
+            on: 0,
+            profile: Opaque::NULL,
             registrations: Mutex::default(),
         };
         let mut place = config;
@@ -226,8 +242,8 @@ impl Net {
         check(unsafe {
             call!(net, init:
                 [6 NetV6, 7 NetV7, 8 NetV8, 9 NetV9] (logger),
-                [10 NetV10] (logger, None),
-                [11 NetV11, 12 NetV12] (&mut context, communicator, config, logger, None),
+                [10 NetV10] (logger, profiler),
+                [11 NetV11, 12 NetV12] (&mut context, communicator, config, logger, profiler),
             )
         })?;
         net.context = Opaque(context);
@@ -253,6 +269,11 @@ impl Net {
         assert_eq!(result, SUCCESS);
     }
 
+    /// The communicator's context, from v11 on.
+    pub(crate) fn context(&self) -> *mut c_void {
+        self.context.0
+    }
+
     pub(crate) fn name(&self) -> &CStr {
         // Every version's table begins with it.
         // SAFETY: the name ends in a zero byte and lives as long as the library.
@@ -273,8 +294,8 @@ impl Net {
         // SAFETY: the handle has room, the context is that of the table.
         let result = unsafe {
             call!(self, listen:
-                [6 NetV6, 7 NetV7, 8 NetV8, 9 NetV9, 10 NetV10] (0, place, &mut comm),
-                [11 NetV11, 12 NetV12] (context, 0, place, &mut comm),
+                [6 NetV6, 7 NetV7, 8 NetV8, 9 NetV9, 10 NetV10] (self.on, place, &mut comm),
+                [11 NetV11, 12 NetV12] (context, self.on, place, &mut comm),
             )
         };
         assert_eq!(result, SUCCESS);
@@ -328,7 +349,7 @@ impl Net {
         size: usize,
         tag: c_int,
     ) -> Polled {
-        let (mut request, none) = (ptr::null_mut(), ptr::null_mut());
+        let (mut request, profile) = (ptr::null_mut(), self.profile.0);
         let mhandle = self.mhandle(comm, data, size);
         let (data, int) = (data.cast_mut().cast(), size as c_int);
         // SAFETY: passed on to the caller.
@@ -337,7 +358,7 @@ impl Net {
                 [6 NetV6, 7 NetV7, 8 NetV8] (comm.0, data, int, tag, mhandle, &mut request),
                 [9 NetV9] (comm.0, data, size, tag, mhandle, &mut request),
                 [10 NetV10, 11 NetV11, 12 NetV12]
-                    (comm.0, data, size, tag, mhandle, none, &mut request),
+                    (comm.0, data, size, tag, mhandle, profile, &mut request),
             )
         })?;
         Ok(Opaque(request).some())
@@ -368,7 +389,7 @@ impl Net {
         let mut tag: Vec<c_int> = group.iter().map(|(.., tag)| *tag).collect();
         let mhandle = group.iter().map(|(data, size, _)| self.mhandle(comm, *data, *size));
         let mut mhandle: Vec<*mut c_void> = mhandle.collect();
-        let mut profile = vec![ptr::null_mut(); group.len()];
+        let mut profile = vec![self.profile.0; group.len()];
         let (data, size, int, tag) =
             (data.as_mut_ptr(), size.as_mut_ptr(), int.as_mut_ptr(), tag.as_mut_ptr());
         let (mhandle, profile) = (mhandle.as_mut_ptr(), profile.as_mut_ptr());

@@ -2,11 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
+mod attributes;
 mod c_program;
 mod checksum;
 mod close;
 mod collnet;
 mod descriptors;
+mod devices;
 mod exports;
 mod fairness;
 mod flow_failures;
@@ -20,6 +22,7 @@ mod messages;
 mod outage;
 mod peer_death;
 mod polled_lines;
+mod profiler;
 mod proxy;
 mod raw_peer;
 mod receive_polling;

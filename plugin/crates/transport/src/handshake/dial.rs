@@ -160,6 +160,10 @@ impl Dial {
             let _ = sys::set_port_at_connect(&socket);
             // Packets must leave through the device that was asked for.
             socket.bind(&local.into())?;
+            if let Some(interface) = context.device.bound_interface(flow, &peer) {
+                // Kernels before 5.7 ask for a privilege: without it the route decides.
+                let _ = socket.bind_device(Some(interface.as_bytes()));
+            }
         }
         match socket.connect(&peer.into()) {
             Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),

@@ -31,7 +31,7 @@ impl Block {
     pub(crate) fn register_with(&self, registrar: &MrCache) {
         // The registration is dropped before the memory is freed. A peer may write there only for a message that owns the
         // memory.
-        let memory = RecvBuffer { start: self.start, length: self.length };
+        let memory = RecvBuffer { start: self.start, length: self.length, mark: None };
         if self.registration.get().is_none()
             && let Ok(Some(registration)) = registrar.register(memory)
         {
@@ -59,7 +59,7 @@ impl Block {
     /// When it is shorter.
     pub(crate) fn lend(&self, length: usize) -> SendBuffer {
         assert!(length <= self.length);
-        SendBuffer { start: self.start, length }
+        SendBuffer { start: self.start, length, mark: None }
     }
 
     /// Its first bytes, for a message to receive. The caller keeps the block from all other use, as the contract of
@@ -69,7 +69,7 @@ impl Block {
     /// When it is shorter.
     pub(crate) fn lend_mut(&mut self, length: usize) -> RecvBuffer {
         assert!(length <= self.length);
-        RecvBuffer { start: self.start, length }
+        RecvBuffer { start: self.start, length, mark: None }
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use evenkeel_verbs::{Access, Context, MemoryRegion};
 
 use super::polled_copy::copy_to_polled;
+use crate::telemetry::chunk_events::MessageMark;
 
 /// Memory that the caller lends for one message to send.
 ///
@@ -15,6 +16,7 @@ use super::polled_copy::copy_to_polled;
 pub struct SendBuffer {
     pub(super) start: *const u8,
     pub(super) length: usize,
+    pub(super) mark: Option<MessageMark>,
 }
 
 /// Memory that the caller lends for one message to receive; see [`SendBuffer`].
@@ -22,6 +24,7 @@ pub struct SendBuffer {
 pub struct RecvBuffer {
     pub(super) start: *mut u8,
     pub(super) length: usize,
+    pub(super) mark: Option<MessageMark>,
 }
 
 // SAFETY: the pointers are only handed to the kernel, which does not care which thread asks; the
@@ -42,7 +45,16 @@ impl SendBuffer {
     /// or its connection has been closed, whichever is first. A caller that makes requests of its own with parts of the
     /// buffer reports to its own caller in the same way.
     pub unsafe fn new(start: *const u8, length: usize) -> Self {
-        Self { start, length }
+        Self { start, length, mark: None }
+    }
+
+    /// The same memory, of a message whose chunks are to be observed.
+    pub fn with_mark(self, mark: Option<MessageMark>) -> Self {
+        Self { mark, ..self }
+    }
+
+    pub(crate) fn mark(&self) -> Option<MessageMark> {
+        self.mark
     }
 
     /// Its first byte.
@@ -52,7 +64,7 @@ impl SendBuffer {
 
     /// Lends static memory.
     pub fn from_static(bytes: &'static [u8]) -> Self {
-        Self { start: bytes.as_ptr(), length: bytes.len() }
+        Self { start: bytes.as_ptr(), length: bytes.len(), mark: None }
     }
 
     /// Number of bytes lent.
@@ -72,7 +84,7 @@ impl SendBuffer {
     pub fn part(&self, offset: usize, length: usize) -> Self {
         assert!(offset <= self.length && length <= self.length - offset);
         // SAFETY: `offset` is inside the lent memory, as asserted.
-        Self { start: unsafe { self.start.add(offset) }, length }
+        Self { start: unsafe { self.start.add(offset) }, length, mark: self.mark }
     }
 }
 
@@ -165,7 +177,16 @@ impl RecvBuffer {
     /// requests of its own with parts of the buffer reports to its own caller in the same way. Registered memory must stay
     /// mapped until the registration is dropped, and no reference to it may exist while messages are received there.
     pub unsafe fn new(start: *mut u8, length: usize) -> Self {
-        Self { start, length }
+        Self { start, length, mark: None }
+    }
+
+    /// The same memory, of a message whose chunks are to be observed.
+    pub fn with_mark(self, mark: Option<MessageMark>) -> Self {
+        Self { mark, ..self }
+    }
+
+    pub(crate) fn mark(&self) -> Option<MessageMark> {
+        self.mark
     }
 
     /// Its first byte.
@@ -175,7 +196,7 @@ impl RecvBuffer {
 
     /// Lends static memory.
     pub fn from_static(bytes: &'static mut [u8]) -> Self {
-        Self { start: bytes.as_mut_ptr(), length: bytes.len() }
+        Self { start: bytes.as_mut_ptr(), length: bytes.len(), mark: None }
     }
 
     /// Number of bytes lent.
@@ -196,7 +217,7 @@ impl RecvBuffer {
     pub fn part(&self, offset: usize, length: usize) -> Self {
         assert!(offset <= self.length && length <= self.length - offset);
         // SAFETY: `offset` is inside the lent memory, as asserted.
-        Self { start: unsafe { self.start.add(offset) }, length }
+        Self { start: unsafe { self.start.add(offset) }, length, mark: self.mark }
     }
 }
 
@@ -231,7 +252,7 @@ impl Memory {
         unsafe {
             let start = self.start.add(at);
             ptr::copy_nonoverlapping(message.start, start, message.length);
-            SendBuffer { start, length: message.length }
+            SendBuffer { start, length: message.length, mark: None }
         }
     }
 }
@@ -255,7 +276,7 @@ impl SendBuffer {
 impl RecvBuffer {
     /// The same memory, to send from.
     pub(crate) fn as_send(&self) -> SendBuffer {
-        SendBuffer { start: self.start, length: self.length }
+        SendBuffer { start: self.start, length: self.length, mark: None }
     }
 }
 

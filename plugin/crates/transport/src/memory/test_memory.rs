@@ -35,7 +35,7 @@ impl ProtectedMemory {
 
     /// Registers it like a GPU's memory, for as long as it lives.
     pub(crate) fn register_with(&self, registrar: &MrCache) {
-        let memory = RecvBuffer { start: self.start, length: self.mapped };
+        let memory = RecvBuffer { start: self.start, length: self.mapped, mark: None };
         let registration = registrar.register_peer_memory(memory).unwrap();
         assert!(self.registration.set(registration).is_ok(), "registered twice");
     }
@@ -65,13 +65,13 @@ impl ProtectedMemory {
     /// As [`Block::lend`].
     pub(crate) fn lend(&self, length: usize) -> SendBuffer {
         assert!(length <= self.length);
-        SendBuffer { start: self.start, length }
+        SendBuffer { start: self.start, length, mark: None }
     }
 
     /// As [`Block::lend_mut`].
     pub(crate) fn lend_mut(&mut self, length: usize) -> RecvBuffer {
         assert!(length <= self.length);
-        RecvBuffer { start: self.start, length }
+        RecvBuffer { start: self.start, length, mark: None }
     }
 }
 

@@ -418,6 +418,7 @@ mod tests {
         InterfaceAddress {
             name: name.to_owned(),
             ip: ip.parse().unwrap(),
+            prefix: 24,
             index: 3,
             link: crate::sys::LinkState::Running,
             loopback: false,

@@ -309,6 +309,11 @@ impl<W> QueuePairs<W> {
         self.write(index, source, remote, immediate, note)
     }
 
+    /// The work request that a write to this slot is, and the number of its queue pair.
+    pub(super) fn next_work(&self, index: usize) -> (u64, u32) {
+        (self.id(index), self.slots[index].pair.as_ref().map_or(0, QueuePair::number))
+    }
+
     /// Posts a write to an active queue pair, to this address and key.
     pub(super) fn write(
         &mut self,

@@ -25,6 +25,7 @@ use crate::error::{Error, ErrorKind};
 use crate::handshake::dial::{Destination, DialError, DialHandler};
 use crate::memory::buffers::SendBuffer;
 use crate::stream::Stream;
+use crate::telemetry::chunk_events::{ChunkDescription, ChunkEvent};
 
 /// Maximum number of full parts in flight on a queue pair. Other queue pairs take what is left.
 const PARTS_AHEAD: u64 = 4;
@@ -97,6 +98,27 @@ struct OutgoingMessage {
     /// Number of parts that were acknowledged.
     parts_acked: u32,
     done: bool,
+    /// Those of parts on their way, by the parts' numbers. Empty for messages that are not observed.
+    events: Vec<Option<ChunkEvent>>,
+}
+
+impl OutgoingMessage {
+    /// A part goes to a queue pair, perhaps again.
+    fn begin_event(&mut self, part: MessagePart, description: ChunkDescription) {
+        let Some(event) = ChunkEvent::begin(self.buffer.mark(), || description) else { return };
+        let at = part.index as usize;
+        if self.events.len() <= at {
+            self.events.resize_with(at + 1, || None);
+        }
+        self.events[at] = Some(event);
+    }
+
+    /// A part has reached the peer.
+    fn end_event(&mut self, part: MessagePart) {
+        if let Some(event) = self.events.get_mut(part.index as usize) {
+            *event = None;
+        }
+    }
 }
 
 impl Sender {
@@ -187,6 +209,7 @@ impl Sender {
                 region,
                 parts_sent: 0,
                 parts_acked: 0,
+                events: Vec::new(),
                 done: false,
             });
             state.requests += 1;
@@ -371,7 +394,10 @@ impl EndpointState for SendState {
 
     fn release_regions(&mut self) {
         self.failover.cancel();
-        self.messages.iter_mut().for_each(|message| message.region = None);
+        self.messages.iter_mut().for_each(|message| {
+            message.region = None;
+            message.events.clear();
+        });
     }
 }
 
@@ -610,6 +636,8 @@ impl SendState {
         let part_bytes = self.part_bytes;
         let Some(message) = self.messages.get_mut(at as usize) else { return };
         message.parts_acked += 1;
+        // Before the request may be reported.
+        message.end_event(part);
         if message.parts_acked < part_count(message.length, part_bytes) {
             return;
         }
@@ -645,6 +673,9 @@ impl SendState {
         let bytes = (length - offset).min(self.part_bytes);
         let last = offset + bytes == length;
         let immediate = Immediate::part(part.message, part.index, last).encode();
+        let (work_request, queue_pair) = self.core.queue_pairs.next_work(index);
+        let described = ChunkDescription::Rdma { work_request, queue_pair, bytes: bytes as usize };
+        message.begin_event(part, described);
         let source = match &message.region {
             Some(region) => {
                 WriteSource::Region(region, message.buffer.address() + offset, bytes as u32)
@@ -674,6 +705,14 @@ impl SendState {
             if message.copied {
                 copies.read(offset, bytes);
             } else {
+                let (work_request, queue_pair) = queue_pairs.next_work(index);
+                let bytes_sent = bytes.len();
+                // The request may be reported as soon as the message is copied, so the event ends here.
+                drop(ChunkEvent::begin(message.buffer.mark(), || ChunkDescription::Rdma {
+                    work_request,
+                    queue_pair,
+                    bytes: bytes_sent,
+                }));
                 message.buffer.copy_to(bytes);
                 copies.write(offset, bytes);
                 message.copied = true;

@@ -78,6 +78,8 @@ pub struct Settings {
     pub(crate) family: Family,
     /// One device whose flows use all interfaces.
     pub(crate) joined: bool,
+    /// Whether flows are bound to interfaces that share a subnet; `None`: where hosts let them.
+    pub(crate) bind_to_device: Option<bool>,
     pub(crate) rails: Rails,
     /// Ports to listen on; `None`: any.
     pub(crate) ports: Option<RangeInclusive<u16>>,
@@ -193,7 +195,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_FLOWS",
-            meaning: "TCP connections (flows) with which a connection begins, and which share its messages; set on the sending side. Where more carry more, the connection keeps up to four times as many and at most 16, and the process at most 48 more than are set; not where EVENKEEL_REPATH is off, and with auto not in connections to reduction servers and of the collectives",
+            meaning: "TCP connections (flows) with which a connection begins, and which share its messages; set on the sending side. One for point-to-point messages with more than 16 peers at a time, from NCCL 2.28 on. Where more carry more, the connection keeps up to four times as many and at most 16, and the process at most 48 more than are set; not where EVENKEEL_REPATH is off, and with auto not in connections to reduction servers and of the collectives",
             accepts: "a whole number from 1 to 64",
             default: "4",
         },
@@ -415,6 +417,23 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     },
     Setting {
         variable: Variable {
+            name: "EVENKEEL_BIND_TO_DEVICE",
+            meaning: "whether a flow leaves by its own interface where several are in the peer's subnet (SO_BINDTODEVICE, Linux 5.7 and later); without it the kernel's route sends all by one of them; auto: unless this host drops what comes by another interface than its route (rp_filter=1)",
+            accepts: "auto, on or off",
+            default: "auto",
+        },
+        apply: |settings, value| {
+            settings.bind_to_device = match value {
+                "auto" => None,
+                "on" => Some(true),
+                "off" => Some(false),
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Setting {
+        variable: Variable {
             name: "EVENKEEL_RAILS",
             meaning: "rail of each device, and plane if rails have several, for NCCL 2.30 and later; NCCL joins devices of the same rail, and does not try those that cannot reach each other",
             accepts: "NAME=RAIL or NAME=RAIL/PLANE, separated by commas, such as mlx5_0=0,mlx5_1=1; numbers from 0 to 32767",
@@ -570,6 +589,7 @@ impl Settings {
             interfaces: String::new(),
             family: Family::Any,
             joined: false,
+            bind_to_device: None,
             rails: Rails::default(),
             ports: None,
             job_key: None,
@@ -785,6 +805,7 @@ mod tests {
             ("NCCL_IB_PKEY", "-1"),
             ("NCCL_IB_PKEY", "65536"),
             ("EVENKEEL_RAILS", "eth0"),
+            ("EVENKEEL_BIND_TO_DEVICE", "eth0"),
         ] {
             let text = with(name, value).unwrap_err().to_string();
             assert!(

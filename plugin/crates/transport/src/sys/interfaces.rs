@@ -1,6 +1,7 @@
 //! The network interfaces of this host.
 
 use std::ffi::CStr;
+use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ptr;
@@ -26,6 +27,8 @@ pub(crate) struct InterfaceInfo {
 pub(crate) struct InterfaceAddress {
     pub(crate) name: String,
     pub(crate) ip: IpAddr,
+    /// Bits of the address that all of its subnet have.
+    pub(crate) prefix: u8,
     /// Interface index, which scopes link-local addresses.
     pub(crate) index: u32,
     pub(crate) link: LinkState,
@@ -76,13 +79,51 @@ pub(crate) fn interfaces() -> io::Result<Interfaces> {
         if let Some(ip) = unsafe { ip_of(element.ifa_addr) } {
             // SAFETY: the name of the element is a string that ends in a zero byte.
             let index = unsafe { libc::if_nametoindex(element.ifa_name) };
-            interfaces.addresses.push(InterfaceAddress { name, ip, index, link, loopback });
+            // SAFETY: the netmask of an element is null or a sockaddr as long as its family says.
+            let prefix = unsafe { ip_of(element.ifa_netmask) }.map_or_else(|| bits(ip), ones);
+            let address = InterfaceAddress { name, ip, prefix, index, link, loopback };
+            interfaces.addresses.push(address);
         }
         next = element.ifa_next;
     }
     // SAFETY: `list` came from getifaddrs, and nothing borrowed from it is left.
     unsafe { libc::freeifaddrs(list) };
     Ok(interfaces)
+}
+
+/// Number of bits of an address.
+fn bits(ip: IpAddr) -> u8 {
+    if ip.is_ipv4() { 32 } else { 128 }
+}
+
+/// Number of bits that are set in a netmask.
+fn ones(mask: IpAddr) -> u8 {
+    let count = match mask {
+        IpAddr::V4(mask) => mask.to_bits().count_ones(),
+        IpAddr::V6(mask) => mask.to_bits().count_ones(),
+    };
+    // At most 128.
+    count as u8
+}
+
+/// Whether two addresses have this many bits in common, from the first one on.
+pub(crate) fn in_one_subnet(one: IpAddr, other: IpAddr, prefix: u8) -> bool {
+    let differ = match (one, other) {
+        (IpAddr::V4(one), IpAddr::V4(other)) => (one.to_bits() ^ other.to_bits()).leading_zeros(),
+        (IpAddr::V6(one), IpAddr::V6(other)) => (one.to_bits() ^ other.to_bits()).leading_zeros(),
+        _ => return false,
+    };
+    differ >= prefix.into()
+}
+
+/// Whether the kernel drops IPv4 packets that come by an interface which is not its own route to their source: strict
+/// filtering by the reverse path. The greater one of the two settings counts.
+pub(crate) fn drops_by_route(interface: &str) -> bool {
+    let setting = |of: &str| {
+        let text = fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{of}/rp_filter")).ok()?;
+        text.trim().parse::<u8>().ok()
+    };
+    ["all", interface].into_iter().filter_map(setting).max() == Some(1)
 }
 
 /// # Safety
@@ -112,10 +153,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn subnets_are_told_by_their_prefix() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        assert!(in_one_subnet(ip("10.9.0.1"), ip("10.9.0.200"), 24));
+        assert!(!in_one_subnet(ip("10.9.0.1"), ip("10.9.1.1"), 24));
+        assert!(in_one_subnet(ip("10.9.0.1"), ip("10.9.0.1"), 32));
+        assert!(in_one_subnet(ip("2001:db8::1"), ip("2001:db8::2"), 64));
+        assert!(!in_one_subnet(ip("10.9.0.1"), ip("::1"), 0));
+    }
+
+    #[test]
     fn interfaces_include_loopback() {
         let Interfaces { all, addresses } = interfaces().unwrap();
         assert!(all.iter().any(|interface| interface.loopback));
         let lo = addresses.iter().find(|address| address.loopback).unwrap();
         assert!(lo.ip.is_loopback() && lo.index > 0, "{lo:?}");
+        assert!(lo.ip.is_ipv6() || lo.prefix == 8, "{lo:?}");
     }
 }

@@ -7,7 +7,10 @@ mod socket;
 mod tcp_info;
 
 pub(crate) use fork::keep_from_children;
-pub(crate) use interfaces::{InterfaceAddress, InterfaceInfo, Interfaces, LinkState, interfaces};
+pub(crate) use interfaces::{
+    InterfaceAddress, InterfaceInfo, Interfaces, LinkState, drops_by_route, in_one_subnet,
+    interfaces,
+};
 pub use process::random;
 pub(crate) use process::{block_signals, has_idle_processor, uninterrupted};
 #[cfg(test)]

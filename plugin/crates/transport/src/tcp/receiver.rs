@@ -223,6 +223,7 @@ impl TcpReceiver {
                 header: [0; FRAME_BYTES],
                 checksum: self.new_checksum(),
                 has_received: false,
+                event: None,
             }),
             replies: Mutex::new(ReplyState { half: send, is_answered, ..ReplyState::default() }),
         });

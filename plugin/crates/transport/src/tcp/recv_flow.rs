@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::Shutdown;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
@@ -22,6 +23,7 @@ use crate::stream::{RecvHalf, SendHalf};
 use crate::sync::lock;
 use crate::tcp::chunk_checksum::ChunkChecksum;
 use crate::tcp::recv_queue::RecvQueue;
+use crate::telemetry::chunk_events::{ChunkDescription, ChunkEvent};
 use crate::telemetry::counters::FlowCounters;
 
 /// What a flow needs of its connection.
@@ -79,6 +81,8 @@ pub(super) struct ReadState {
     pub(super) checksum: Option<ChunkChecksum>,
     /// A part of a message was received, and an acknowledgement may be due.
     pub(super) has_received: bool,
+    /// Of the part of a message that is being received.
+    pub(super) event: Option<ChunkEvent>,
 }
 
 #[derive(Clone, Copy)]
@@ -372,6 +376,11 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
         match self.receiver.reserve(self.slot, chunk, at) {
             Ok(Some(stage)) => {
                 reading.stage = stage;
+                if let ReadStage::Deliver { buffer, at, end, .. } = stage {
+                    let (socket, bytes) = (self.socket.as_raw_fd(), (end - at) as usize);
+                    let describe = || ChunkDescription::Tcp { socket, is_sent: false, bytes };
+                    reading.event = ChunkEvent::begin(buffer.mark(), describe);
+                }
                 self.finish_part(reading);
                 StageOutcome::Next
             }
@@ -491,6 +500,8 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
         let (chunk, at) = match reading.stage {
             ReadStage::Deliver { chunk, buffer, start, at, end } if at == end => {
                 reading.has_received = true;
+                // Before the request may be reported.
+                reading.event = None;
                 match &mut reading.checksum {
                     None => self.receiver.on_received(self, chunk.message, end - start),
                     Some(checksum) => checksum.part_received(buffer, start, end),
@@ -522,6 +533,7 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
             return false;
         }
         let stage = std::mem::replace(&mut reading.stage, ReadStage::Header { have: 0 });
+        reading.event = None;
         let is_checked = reading.checksum.is_some();
         if let Some(checksum) = &mut reading.checksum {
             let mut queue = lock(self.receiver.queue());

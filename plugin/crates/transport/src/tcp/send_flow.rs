@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::Shutdown;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -21,6 +22,7 @@ use crate::stream::{RecvHalf, SendHalf};
 use crate::sync::lock;
 use crate::sys::{self, MAX_FRAMES};
 use crate::tcp::send_queue::{QueuedFlow, SendQueue};
+use crate::telemetry::chunk_events::{ChunkDescription, ChunkEvent};
 use crate::telemetry::counters::FlowCounters;
 
 /// How long a message waits at most for the next poll of a caller that polls often.
@@ -115,12 +117,14 @@ pub(super) struct PartlyWritten {
     payload: SendBuffer,
     /// Bytes written of frame and payload together.
     pub(super) written: usize,
+    /// Ends when the frame is written, or will not be.
+    event: Option<ChunkEvent>,
 }
 
 impl PartlyWritten {
     /// Not encoded, and nothing of it written.
     pub(super) fn new((frame, payload): (Frame, SendBuffer)) -> Self {
-        Self { frame, encoded: [0; FRAME_BYTES], payload, written: 0 }
+        Self { frame, encoded: [0; FRAME_BYTES], payload, written: 0, event: None }
     }
 
     /// The unwritten rest of the frame and of its payload.
@@ -390,6 +394,13 @@ impl<O: SendFlowOwner> SendFlow<O> {
         // A checksum takes time, and the queue is not locked here. The messages stay in place while a flow writes them.
         for frame in &mut writer.frames {
             frame.encoded = self.sender.base().encode_with(frame.frame, frame.payload);
+            let bytes = frame.payload.length();
+            let socket = self.socket.as_raw_fd();
+            frame.event = ChunkEvent::begin(frame.payload.mark(), || ChunkDescription::Tcp {
+                socket,
+                is_sent: true,
+                bytes,
+            });
         }
     }
 

@@ -1,5 +1,6 @@
 //! The log, the counters, the metrics, and the report to the controller.
 
+pub mod chunk_events;
 pub(crate) mod counters;
 pub(crate) mod exporter;
 pub(crate) mod log;
