@@ -14,6 +14,7 @@ mod reduction;
 mod scale;
 mod settings;
 mod soak;
+mod tuner;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -53,6 +54,8 @@ enum Command {
     Scale(scale::Options),
     /// Many connections for a long time while processes, flows and the network fail, every byte checked
     Soak(soak::Options),
+    /// Which of NCCL's algorithms the plugin's tuner chooses for a network, beside NCCL's own choice
+    Tuner(tuner::Options),
     /// What can be set in the plugin's environment, and whether the values are valid
     Settings(settings::Options),
 }
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Command::Reduction(options) => reduction::run(&options),
         Command::Scale(options) => scale::run(&options),
         Command::Soak(options) => soak::run(&options),
+        Command::Tuner(options) => tuner::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Settings(options) => settings::run(&options).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {

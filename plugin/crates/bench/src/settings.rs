@@ -33,6 +33,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let text = if options.check {
         Settings::from_env().map_err(|error| error.to_string())?;
         evenkeel_reduction::Settings::from_env().map_err(|error| error.to_string())?;
+        evenkeel_tuner::Settings::from_env().map_err(|error| error.to_string())?;
         "all settings of the environment are valid\n".to_owned()
     } else if options.markdown {
         markdown()
@@ -48,7 +49,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 fn variables() -> impl Iterator<Item = Variable> {
     let reduction = evenkeel_reduction::SETTINGS.iter().map(|setting| setting.variable);
     let report = evenkeel_transport::report::SETTINGS.iter().map(|setting| setting.variable);
-    SETTINGS.iter().map(|setting| setting.variable).chain(report).chain(reduction)
+    let tuner = evenkeel_tuner::SETTINGS.iter().map(|setting| setting.variable);
+    SETTINGS.iter().map(|setting| setting.variable).chain(report).chain(reduction).chain(tuner)
 }
 
 fn plain(value: impl Fn(&str) -> Option<String>) -> String {

@@ -1,5 +1,5 @@
 //! The C structures of NCCL's plugin interfaces, for both sides of them: the plugin, which exports the tables, and a host, which loads
-//! and calls them. They are `ncclNet` and `ncclCollNet` v6 to v12, and the events of a network for profilers.
+//! and calls them. They are `ncclNet` and `ncclCollNet` v6 to v12, `ncclTuner` v2 to v6, and the events of a network for profilers.
 //!
 //! Definitions only. Sizes and offsets are asserted against what NCCL's own headers give on a 64-bit machine, so a
 //! mistake here is a build failure and not a crash in a training job.
@@ -10,6 +10,7 @@ mod collnet;
 mod net;
 mod profiler;
 mod properties;
+mod tuner;
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 
@@ -27,6 +28,10 @@ pub use profiler::{
 pub use properties::{
     PropertiesV6, PropertiesV7, PropertiesV8, PropertiesV9, PropertiesV10, PropertiesV11,
     PropertiesV12, VDeviceProperties,
+};
+pub use tuner::{
+    COST_IGNORED, NvlDomainInfo, TunerConstants, TunerTable, TunerV2, TunerV3, TunerV4, TunerV5,
+    TunerV6,
 };
 
 /// `ncclResult_t`: what every call returns.

@@ -51,6 +51,8 @@ impl Plugin {
         }
         let settings = Settings::from_env()?;
         let reduction = evenkeel_reduction::Settings::from_env()?;
+        // The tuner reads them for each communicator. A value that it would refuse is reported here, where it can be.
+        evenkeel_tuner::Settings::from_env()?;
         let status_folder = settings.status_folder().map(Path::to_path_buf);
         let encryption = settings.encryption_status();
         let transport = Arc::new(if reduction.servers.is_empty() {

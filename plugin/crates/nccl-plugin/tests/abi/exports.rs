@@ -54,6 +54,7 @@ fn only_the_tables_are_exported() {
         .flat_map(|version| {
             [format!("ncclNetPlugin_v{version}"), format!("ncclCollNetPlugin_v{version}")]
         })
+        .chain((2..=6).map(|version| format!("ncclTunerPlugin_v{version}")))
         .collect();
     expected.sort();
     assert_eq!(exported, expected);

@@ -29,3 +29,4 @@ mod receive_polling;
 mod registrations;
 mod tables;
 mod traffic_class;
+mod tuner;
