@@ -78,7 +78,7 @@ docs: ## Write the generated pages of docs/, and build the book with search into
 .PHONY: images images-nccl-tests
 images: ## Build the container images with buildah
 	$(GO) run ./hack/ci/images all
-images-nccl-tests: ## Build that of NVIDIA's nccl-tests, from its source and wheels of PyPI (5 to 10 minutes)
+images-nccl-tests: ## Build that of NVIDIA's nccl-tests, from its source and wheels of PyPI (10 to 20 minutes)
 	$(GO) run ./hack/ci/images nccl-tests
 
 .PHONY: wheel

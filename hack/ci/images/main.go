@@ -65,7 +65,7 @@ func command() *cobra.Command {
 
 func ncclTests(b *artifacts.Builder) *cobra.Command {
 	var source string
-	cmd := &cobra.Command{Use: "nccl-tests", Short: "Build NVIDIA's nccl-tests into an image and print its name (5 to 10 minutes on 2 cores)", Args: cobra.NoArgs,
+	cmd := &cobra.Command{Use: "nccl-tests", Short: "Build NVIDIA's nccl-tests into an image and print its name (10 to 20 minutes on 2 cores)", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			name, err := b.NCCLTests(cmd.Context(), source)
 			if err == nil {

@@ -235,7 +235,6 @@ type CheckOptions struct {
 // RunnerSpec is the benchmark and its launcher.
 //
 // +kubebuilder:validation:XValidation:rule="self.type != 'NCCLTests' || has(self.gpusPerNode)",message="the runner NCCLTests needs gpusPerNode"
-// +kubebuilder:validation:XValidation:rule="self.type != 'NCCLTests' || !has(self.launcher) || self.launcher != 'IndexedJob'",message="nccl-tests finds its ranks by MPI: launcher Auto or MPIJob"
 // +kubebuilder:validation:XValidation:rule="self.type != 'Bench' || !has(self.gpusPerNode)",message="the runner Bench uses no GPU: leave gpusPerNode out"
 type RunnerSpec struct {
 	// type is the benchmark: Bench or NCCLTests.

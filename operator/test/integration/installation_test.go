@@ -40,6 +40,7 @@ const (
 	image        = "registry.example.com/evenkeel-plugin@sha256:" + zeros
 
 	reductionImage = "registry.example.com/evenkeel-reduction-server@sha256:" + zeros
+	ncclTestsImage = "registry.example.com/evenkeel-nccl-tests:1"
 )
 
 var scheme = func() *runtime.Scheme {
@@ -64,7 +65,8 @@ type installation struct {
 
 // newInstallation renders the chart and creates its objects.
 func newInstallation(root, work, binary string) (*installation, error) {
-	objects, err := apiserver.Chart(root, systemNamespace, "--set", "defaultProfile.spec.plugin.image="+image, "--set", "reduction.image="+reductionImage)
+	objects, err := apiserver.Chart(root, systemNamespace, "--set", "defaultProfile.spec.plugin.image="+image, "--set", "reduction.image="+reductionImage,
+		"--set", "preflight.ncclTestsImage="+ncclTestsImage)
 	if err != nil {
 		return nil, err
 	}

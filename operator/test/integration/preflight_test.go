@@ -47,9 +47,6 @@ func TestCheckValidation(t *testing.T) {
 		"uses no GPU":                  func(s *evenkeel.NetworkCheckSpec) { s.Runner.GPUsPerNode = &two },
 		"has the collective AllReduce": func(s *evenkeel.NetworkCheckSpec) { s.Sweep.Collective = evenkeel.CollectiveBroadcast },
 		"minBytes is larger":           func(s *evenkeel.NetworkCheckSpec) { s.Sweep.MinBytes, s.Sweep.MaxBytes = &large, &small },
-		"finds its ranks by MPI": func(s *evenkeel.NetworkCheckSpec) {
-			s.Runner = evenkeel.RunnerSpec{Type: "NCCLTests", Launcher: "IndexedJob", Image: "x", GPUsPerNode: &two}
-		},
 		"Evenkeel's own": func(s *evenkeel.NetworkCheckSpec) {
 			s.Runner.PodLabels = map[string]evenkeel.LabelValue{"app.kubernetes.io/component": "webhook"}
 		},
@@ -65,6 +62,12 @@ func TestCheckValidation(t *testing.T) {
 	})
 	if err := dryRun(t.Context(), installed); err != nil {
 		t.Errorf("NCCLTests without an image: %v", err)
+	}
+	withoutMPIRun := newCheck(func(s *evenkeel.NetworkCheckSpec) {
+		s.Runner = evenkeel.RunnerSpec{Type: "NCCLTests", Launcher: "IndexedJob", Image: "x", GPUsPerNode: &two}
+	})
+	if err := dryRun(t.Context(), withoutMPIRun); err != nil {
+		t.Errorf("NCCLTests in an Indexed Job: %v", err)
 	}
 	long := newCheck(nil)
 	long.Name = "a-name-that-is-longer-than-what-a-label-takes-which-is-63-characters"
@@ -130,11 +133,14 @@ func TestChecksAfterMPIOperator(t *testing.T) {
 	uninstall := installKinds(t, mpiJobSource)
 	newReadyNode(t, "mpi-0", nil)
 	newReadyNode(t, "mpi-1", nil)
-	create := func(launcher evenkeel.Launcher) *evenkeel.NetworkCheck {
+	create := func(launcher evenkeel.Launcher, changes ...func(*evenkeel.RunnerSpec)) *evenkeel.NetworkCheck {
 		t.Helper()
 		check := newCheck(func(s *evenkeel.NetworkCheckSpec) {
 			s.Nodes, s.Runner.Image, s.Runner.Launcher = evenkeel.NodeSet{Names: []string{"mpi-0", "mpi-1"}}, "bench:1", launcher
 			s.Stages = []evenkeel.Stage{"Pairs"}
+			for _, change := range changes {
+				change(&s.Runner)
+			}
 		})
 		check.Namespace = systemNamespace
 		if err := admin.Create(t.Context(), check); err != nil {
@@ -160,19 +166,28 @@ func TestChecksAfterMPIOperator(t *testing.T) {
 		_, err := runs(ctx)
 		return err != nil, nil
 	})
-	for check, want := range map[*evenkeel.NetworkCheck]string{running: "", create(evenkeel.LauncherMPIJob): "NoMPIJob"} {
+	one := int32(1)
+	others := create(evenkeel.LauncherAuto, func(r *evenkeel.RunnerSpec) {
+		// Linked with an MPI that needs mpirun, for all that is known.
+		r.Type, r.Image, r.GPUsPerNode = evenkeel.RunnerNCCLTests, "others:1", &one
+	})
+	for check, want := range map[*evenkeel.NetworkCheck]string{running: "", create(evenkeel.LauncherMPIJob): "NoMPIJob", others: "NoMPIJob"} {
 		eventually(t, "the check ends", func(ctx context.Context) (bool, error) {
 			err := admin.Get(ctx, client.ObjectKeyFromObject(check), check)
 			complete := meta.FindStatusCondition(check.Status.Conditions, evenkeel.ConditionComplete)
 			return complete != nil && complete.Status == metav1.ConditionTrue && (want == "" || complete.Reason == want), err
 		})
 	}
-	check := create(evenkeel.LauncherAuto)
-	eventually(t, "another check runs a Job", func(ctx context.Context) (bool, error) {
-		var list batchv1.JobList
-		err := admin.List(ctx, &list, client.InNamespace(systemNamespace), client.MatchingLabels{evenkeel.CheckKey: check.Name})
-		return len(list.Items) > 0, err
-	})
+	withoutMPIRun := func(r *evenkeel.RunnerSpec) {
+		r.Type, r.Image, r.GPUsPerNode = evenkeel.RunnerNCCLTests, ncclTestsImage, &one
+	}
+	for _, check := range []*evenkeel.NetworkCheck{create(evenkeel.LauncherAuto), create(evenkeel.LauncherAuto, withoutMPIRun)} {
+		eventually(t, "another check runs a Job", func(ctx context.Context) (bool, error) {
+			var list batchv1.JobList
+			err := admin.List(ctx, &list, client.InNamespace(systemNamespace), client.MatchingLabels{evenkeel.CheckKey: check.Name})
+			return len(list.Items) > 0, err
+		})
+	}
 }
 
 // TestCapacityOfDRA has a node whose GPUs are offered by ResourceSlices only.

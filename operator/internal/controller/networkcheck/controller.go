@@ -253,7 +253,7 @@ func (c *Reconciler) createReport(ctx context.Context, check *jobs.Check) (*repo
 		return nil, err
 	}
 	if launcher == "" {
-		return nil, c.setNotRunnable(ctx, check.Object, "NoMPIJob", "the cluster serves no MPIJob (kubeflow.org/v2beta1): install the mpi-operator, or use the runner Bench with launcher IndexedJob")
+		return nil, c.setNotRunnable(ctx, check.Object, "NoMPIJob", "the cluster serves no MPIJob (kubeflow.org/v2beta1): install the mpi-operator, or set runner.launcher to IndexedJob; an image of nccl-tests then needs them in "+jobs.WithoutMPIRun)
 	}
 	check.Plugin = inject.Resolve(profile, "")
 	if why := rdmaProblem(check, profile, launcher); why != "" {
@@ -302,7 +302,8 @@ func rdmaProblem(check *jobs.Check, profile *evenkeel.NetworkProfile, launcher e
 	return ""
 }
 
-// resolveLauncher resolves Auto. It returns "" if the cluster lacks the launcher that was requested.
+// resolveLauncher resolves Auto. It returns "" if the cluster lacks the launcher that was requested, or that the image is for:
+// nccl-tests of other images may be linked with an MPI that needs mpirun.
 func (c *Reconciler) resolveLauncher(ctx context.Context, namespace string, runner evenkeel.RunnerSpec) (evenkeel.Launcher, error) {
 	if runner.Launcher == evenkeel.LauncherIndexedJob {
 		return runner.Launcher, nil
@@ -314,7 +315,7 @@ func (c *Reconciler) resolveLauncher(ctx context.Context, namespace string, runn
 		return evenkeel.LauncherMPIJob, nil
 	case !isUnserved(err):
 		return "", fmt.Errorf("discover MPIJob: %w", err)
-	case runner.Launcher == evenkeel.LauncherMPIJob || runner.Type == evenkeel.RunnerNCCLTests:
+	case runner.Launcher == evenkeel.LauncherMPIJob, runner.Type == evenkeel.RunnerNCCLTests && runner.Image != c.NCCLTestsImage:
 		return "", nil
 	}
 	return evenkeel.LauncherIndexedJob, nil

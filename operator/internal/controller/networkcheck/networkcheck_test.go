@@ -116,7 +116,7 @@ func TestBlockingReason(t *testing.T) {
 
 func TestResolveLauncher(t *testing.T) {
 	lists := func(err error) *Reconciler {
-		return &Reconciler{live: fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
+		return &Reconciler{NCCLTestsImage: "nccl-tests:1", live: fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
 			List: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) error { return err },
 		}).Build()}
 	}
@@ -129,13 +129,17 @@ func TestResolveLauncher(t *testing.T) {
 		for _, test := range []struct {
 			kind                   evenkeel.RunnerType
 			asked, without, served evenkeel.Launcher
+			image                  string
 		}{
-			{evenkeel.RunnerBench, evenkeel.LauncherAuto, evenkeel.LauncherIndexedJob, evenkeel.LauncherMPIJob},
-			{evenkeel.RunnerBench, evenkeel.LauncherIndexedJob, evenkeel.LauncherIndexedJob, evenkeel.LauncherIndexedJob},
-			{evenkeel.RunnerBench, evenkeel.LauncherMPIJob, "", evenkeel.LauncherMPIJob},
-			{evenkeel.RunnerNCCLTests, evenkeel.LauncherAuto, "", evenkeel.LauncherMPIJob},
+			{evenkeel.RunnerBench, evenkeel.LauncherAuto, evenkeel.LauncherIndexedJob, evenkeel.LauncherMPIJob, "any"},
+			{evenkeel.RunnerBench, evenkeel.LauncherIndexedJob, evenkeel.LauncherIndexedJob, evenkeel.LauncherIndexedJob, "any"},
+			{evenkeel.RunnerBench, evenkeel.LauncherMPIJob, "", evenkeel.LauncherMPIJob, "any"},
+			// That of the installation has nccl-tests for Indexed Jobs. Others may have them with an MPI that needs mpirun.
+			{evenkeel.RunnerNCCLTests, evenkeel.LauncherAuto, evenkeel.LauncherIndexedJob, evenkeel.LauncherMPIJob, "nccl-tests:1"},
+			{evenkeel.RunnerNCCLTests, evenkeel.LauncherAuto, "", evenkeel.LauncherMPIJob, "others:1"},
+			{evenkeel.RunnerNCCLTests, evenkeel.LauncherIndexedJob, evenkeel.LauncherIndexedJob, evenkeel.LauncherIndexedJob, "others:1"},
 		} {
-			runner := evenkeel.RunnerSpec{Type: test.kind, Launcher: test.asked}
+			runner := evenkeel.RunnerSpec{Type: test.kind, Launcher: test.asked, Image: test.image}
 			if got, err := without.resolveLauncher(t.Context(), "default", runner); err != nil || got != test.without {
 				t.Errorf("%+v without MPIJobs: %q %v, want %q", runner, got, err, test.without)
 			}

@@ -34,6 +34,10 @@ const (
 	// masterPort is the port of rank 0. Each pod has an address of its own.
 	masterPort = 29500
 	gpuName    = corev1.ResourceName("nvidia.com/gpu")
+	// WithoutMPIRun is the folder of nccl-tests that are linked with Evenkeel's functions of MPI, in images for Indexed Jobs.
+	WithoutMPIRun = "/opt/evenkeel/nccl-tests"
+	// mpiTimeoutEnv is how many seconds they wait for each other.
+	mpiTimeoutEnv = "EVENKEEL_MPI_TIMEOUT"
 )
 
 // waitForDNSScript runs its arguments when the DNS has the names of all workers of an MPIJob, or after half a minute. ssh does not
@@ -115,7 +119,10 @@ func (c Check) Job(w preflight.PlannedRun, accelerators corev1.ResourceList) (*b
 			{Name: "MASTER_PORT", Value: strconv.Itoa(masterPort)},
 		}
 	}
-	template, err := c.podTemplate(name, w, evenkeel.RoleRank, c.benchmarkCommand(w), environment, accelerators)
+	if c.Options.Runner.Type == evenkeel.RunnerNCCLTests {
+		environment = append(environment, corev1.EnvVar{Name: mpiTimeoutEnv, Value: strconv.Itoa(c.rankTimeout())})
+	}
+	template, err := c.podTemplate(name, w, evenkeel.RoleRank, c.benchmarkCommand(w, evenkeel.LauncherIndexedJob), environment, accelerators)
 	if err != nil {
 		return nil, err
 	}
@@ -154,7 +161,7 @@ func (c Check) MPIJob(w preflight.PlannedRun, accelerators corev1.ResourceList) 
 	for _, e := range launcher.Spec.Containers[0].Env {
 		command = append(command, "-x", e.Name)
 	}
-	launcher.Spec.Containers[0].Command = append(command, c.benchmarkCommand(w)...)
+	launcher.Spec.Containers[0].Command = append(command, c.benchmarkCommand(w, evenkeel.LauncherMPIJob)...)
 
 	replica := func(count int, template *corev1.PodTemplateSpec) (map[string]any, error) {
 		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(template)
@@ -196,8 +203,12 @@ func (c Check) slots() int {
 	return 1
 }
 
-// benchmarkCommand is the command of a rank.
-func (c Check) benchmarkCommand(w preflight.PlannedRun) []string {
+// rankTimeout is how many seconds ranks wait for each other. Ranks that cannot reach each other fail before the run's timeout, so that
+// their logs are read.
+func (c Check) rankTimeout() int { return int(max(5, *c.Options.RunTimeoutSeconds/2)) }
+
+// benchmarkCommand is the command of a rank. In an Indexed Job, a node's GPUs are those of one process of nccl-tests.
+func (c Check) benchmarkCommand(w preflight.PlannedRun, launcher evenkeel.Launcher) []string {
 	sweep := c.Options.Sweep
 	from, to := *sweep.MinBytes, *sweep.MaxBytes
 	if isSingleNode(w) {
@@ -205,11 +216,14 @@ func (c Check) benchmarkCommand(w preflight.PlannedRun) []string {
 	}
 	sizes := []string{"-b", strconv.FormatInt(from, 10), "-e", strconv.FormatInt(to, 10), "-f", "4", "-n", strconv.Itoa(int(*sweep.Iterations)), "-w", "2", "-c", "1"}
 	if c.Options.Runner.Type == evenkeel.RunnerNCCLTests {
-		return append([]string{ncclTestsPrograms[sweep.Collective]}, append(sizes, "-g", "1")...)
+		program, gpus := ncclTestsPrograms[sweep.Collective], 1
+		if launcher == evenkeel.LauncherIndexedJob {
+			program, gpus = WithoutMPIRun+"/"+program, c.slots()
+		}
+		return append([]string{program}, append(sizes, "-g", strconv.Itoa(gpus))...)
 	}
 	command := append([]string{"evenkeel-bench", "allreduce", "--json"}, sizes...)
-	// Ranks that cannot reach each other fail before the run's timeout, so that their logs are read.
-	command = append(command, "--timeout", strconv.Itoa(int(max(5, *c.Options.RunTimeoutSeconds/2))))
+	command = append(command, "--timeout", strconv.Itoa(c.rankTimeout()))
 	if w.Device >= 0 {
 		command = append(command, "--device", strconv.Itoa(w.Device))
 	}

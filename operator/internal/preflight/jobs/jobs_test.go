@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -144,7 +145,7 @@ func TestJobCommandByStage(t *testing.T) {
 		{evenkeel.StageRails, 3, "--timeout 150 --device 3"},
 		{evenkeel.StageGang, -1, "-e 67108864 -f 4 -n 20 -w 2 -c 1 --timeout 150"},
 	} {
-		got := strings.Join(check(nil).benchmarkCommand(preflight.PlannedRun{Stage: test.stage, Nodes: []string{"a"}, Device: test.device}), " ")
+		got := strings.Join(check(nil).benchmarkCommand(preflight.PlannedRun{Stage: test.stage, Nodes: []string{"a"}, Device: test.device}, evenkeel.LauncherIndexedJob), " ")
 		if !strings.HasSuffix(got, test.want) {
 			t.Errorf("%s: %s", test.stage, got)
 		}
@@ -191,6 +192,35 @@ func TestMPIJobPassesEnvironment(t *testing.T) {
 		if e := e.(map[string]any); e["name"] == "EVENKEEL_FLOWS" && e["value"] != "2" {
 			t.Errorf("the check's own %v does not win", e)
 		}
+	}
+}
+
+// Without mpirun, one process of nccl-tests has all GPUs of a node, and finds the others by the Job's index.
+func TestNCCLTestsInAnIndexedJob(t *testing.T) {
+	gpus, seconds := int32(8), int32(100)
+	c := check(func(n *evenkeel.NetworkCheck) {
+		n.Spec.Runner = evenkeel.RunnerSpec{Type: evenkeel.RunnerNCCLTests, Image: "tests", GPUsPerNode: &gpus}
+		n.Spec.Sweep.Collective, n.Spec.RunTimeoutSeconds = evenkeel.CollectiveReduceScatter, &seconds
+	})
+	job, err := c.Job(pair, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	container := job.Spec.Template.Spec.Containers[0]
+	command := strings.Join(container.Command, " ")
+	if !strings.HasPrefix(command, "/opt/evenkeel/nccl-tests/reduce_scatter_perf -b 1048576 ") || !strings.HasSuffix(command, " -g 8") {
+		t.Error(command)
+	}
+	for name, want := range map[string]string{"WORLD_SIZE": "2", "MASTER_PORT": "29500", "EVENKEEL_MPI_TIMEOUT": "50", "NCCL_DEBUG": "INFO"} {
+		if got := value(container.Env, name); got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+	if got := container.Resources.Limits["nvidia.com/gpu"]; got.Value() != 8 {
+		t.Errorf("%v GPUs", got)
+	}
+	if *job.Spec.Completions != 2 || *job.Spec.CompletionMode != batchv1.IndexedCompletion {
+		t.Errorf("%+v", job.Spec)
 	}
 }
 
