@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os/exec"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -205,7 +207,7 @@ spec:
   namespaceSelector: {}
   resourceGroups:
     - coveredResources: [cpu, memory]
-      flavors: [{name: hosts, resources: [{name: cpu, nominalQuota: 8}, {name: memory, nominalQuota: 8Gi}]}]
+      flavors: [{name: hosts, resources: [{name: cpu, nominalQuota: 8}, {name: memory, nominalQuota: 4Ti}]}]
   admissionChecksStrategy: {admissionChecks: [{name: hosts-preflight}]}
 ---
 apiVersion: kueue.x-k8s.io/v1beta2
@@ -327,6 +329,133 @@ func TestKueueRetriesAndPolicyDeletion(t *testing.T) {
 		if _, err := cluster.Kubectl(ctx, "-n", ns, "wait", "job/"+job, "--for=condition=Complete", "--timeout=180s"); err != nil {
 			t.Errorf("the job %s: %v", job, err)
 		}
+	}
+}
+
+// twoHostJob is a Job of two pods of which a host has room for one. Nobody annotated it, and it does not end.
+const twoHostJob = `
+apiVersion: batch/v1
+kind: Job
+metadata: {name: lasting, namespace: %[1]s, labels: {kueue.x-k8s.io/queue-name: hosts}}
+spec:
+  suspend: true
+  completions: 2
+  parallelism: 2
+  template:
+    metadata: {annotations: {kueue.x-k8s.io/podset-unconstrained-topology: "true"}}
+    spec:
+      restartPolicy: Never
+      terminationGracePeriodSeconds: 1
+      securityContext: {runAsNonRoot: true, runAsUser: 65532, seccompProfile: {type: RuntimeDefault}}
+      containers:
+        - name: main
+          image: %[2]s
+          command: ["sleep", "3600"]
+          resources: {requests: {cpu: 10m, memory: %[3]q}}
+          securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
+`
+
+// The real Kueue replaces a host of a running job by Evenkeel's taint. The job keeps its pods until one of them fails on that host;
+// then that pod alone moves, and the workload stays admitted.
+func TestKueueReplacesTheFailedNodeOfARunningJob(t *testing.T) {
+	ctx, ns := testContext(t), newNamespace(t)
+	policy := newTopologyQueue(ctx, t, ns)
+	policy.Spec.OnFail.Taint = evenkeel.SwitchEnabled
+	if err := cluster.Client.Update(ctx, policy); err != nil {
+		t.Fatal(err)
+	}
+	tainted := func(name string) {
+		t.Helper()
+		eventually(ctx, t, name+" has the taint", func(ctx context.Context) (bool, error) {
+			node := &corev1.Node{}
+			err := cluster.Client.Get(ctx, client.ObjectKey{Name: name}, node)
+			return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == evenkeel.HealthKey }), err
+		})
+	}
+	tainted("n2")
+	node := &corev1.Node{}
+	if err := cluster.Client.Get(ctx, client.ObjectKey{Name: "n1"}, node); err != nil {
+		t.Fatal(err)
+	}
+	request := resource.NewQuantity(node.Status.Allocatable.Memory().Value()/20*11, resource.BinarySI)
+	if _, err := cluster.KubectlInput(ctx, fmt.Sprintf(twoHostJob, ns, cluster.Images.Bench, request), "apply", "-f", "-"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // so that the queue can be deleted
+		if _, err := cluster.Kubectl(context.Background(), "-n", ns, "delete", "job/lasting", "--cascade=foreground", "--timeout=60s"); err != nil {
+			t.Error(err)
+		}
+		if _, err := cluster.Kubectl(context.Background(), "-n", ns, "wait", "workloads", "--all", "--for=delete", "--timeout=60s"); err != nil {
+			t.Error(err)
+		}
+	})
+	// running are the job's pods by host.
+	running := func(ctx context.Context) (map[string]corev1.Pod, error) {
+		var pods corev1.PodList
+		err := cluster.Client.List(ctx, &pods, client.InNamespace(ns))
+		byHost := map[string]corev1.Pod{}
+		for _, p := range pods.Items {
+			if p.DeletionTimestamp == nil && p.Status.Phase == corev1.PodRunning {
+				byHost[p.Spec.NodeName] = p
+			}
+		}
+		return byHost, err
+	}
+	var before map[string]corev1.Pod
+	eventually(ctx, t, "two pods run", func(ctx context.Context) (_ bool, err error) {
+		before, err = running(ctx)
+		return len(before) == 2, err
+	})
+	if _, ok := before["n2"]; ok {
+		t.Fatalf("a pod runs on n2, which has the taint: %v", slices.Collect(maps.Keys(before)))
+	}
+	status, _, err := workload(ctx, ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	admitted := meta.FindStatusCondition(status.Conditions, "Admitted")
+	if admitted == nil {
+		t.Fatalf("the workload is not admitted: %+v", status.Conditions)
+	}
+
+	hosts := slices.Sorted(maps.Keys(before))
+	failed, other := hosts[0], hosts[1]
+	state := &evenkeel.NodeNetworkHealth{}
+	if err := cluster.Client.Get(ctx, client.ObjectKey{Name: failed}, state); err != nil {
+		t.Fatal(err)
+	}
+	state.Status.Health, state.Status.Reason = evenkeel.HealthUnhealthy, "TooSlow"
+	state.Status.Message = "with " + other + ": 0.1 GB/s, minimum 1 GB/s"
+	if err := cluster.Client.Status().Update(ctx, state); err != nil {
+		t.Fatal(err)
+	}
+	tainted(failed)
+	if now, err := running(ctx); err != nil || len(now) != 2 || now[failed].UID != before[failed].UID {
+		t.Errorf("the taint has disturbed the job: it runs on %v, %v", slices.Sorted(maps.Keys(now)), err)
+	}
+
+	doomed := before[failed]
+	if err := cluster.Client.Delete(ctx, &doomed); err != nil {
+		t.Fatal(err)
+	}
+	var after map[string]corev1.Pod
+	eventually(ctx, t, "a pod runs in the place of the one that failed", func(ctx context.Context) (_ bool, err error) {
+		after, err = running(ctx)
+		return len(after) == 2, err
+	})
+	for _, bad := range []string{failed, "n2"} {
+		if _, ok := after[bad]; ok {
+			t.Errorf("it runs on %s, which failed", bad)
+		}
+	}
+	if after[other].UID != before[other].UID {
+		t.Errorf("the pod on %s, which had no fault, was replaced too", other)
+	}
+	if status, _, err = workload(ctx, ns); err != nil {
+		t.Fatal(err)
+	}
+	if now := meta.FindStatusCondition(status.Conditions, "Admitted"); now == nil || *now != *admitted || meta.IsStatusConditionTrue(status.Conditions, "Evicted") {
+		t.Errorf("the workload did not stay admitted: %+v", status.Conditions)
 	}
 }
 
