@@ -222,6 +222,64 @@ func TestUserCanBeLeftToTheCluster(t *testing.T) {
 	}
 }
 
+// sentinel are the values by which NVSentinel is told.
+const sentinel = "nvsentinel.connector=unix:///var/run/nvsentinel/nvsentinel.sock"
+
+func TestNVSentinelIsToldOnRequest(t *testing.T) {
+	const name, key = "evenkeel-nvsentinel", "Deployment/evenkeel-nvsentinel"
+	for object := range render(t, "evenkeel") {
+		if strings.HasSuffix(object, "/"+name) {
+			t.Errorf("%s by default", object)
+		}
+	}
+	for _, test := range []struct {
+		values      string
+		has, hasNot []string
+	}{
+		{sentinel, []string{
+			`"--connector=unix:///var/run/nvsentinel/nvsentinel.sock"`, `"--processing-strategy=STORE_ONLY"`, `"runAsUser":0`,
+			`"hostPath":{"path":"/var/run/nvsentinel","type":"Directory"}`, `"mountPath":"/var/run/nvsentinel"`, `"audience":"platform-connector.nvsentinel.nvidia.com"`,
+		}, []string{"--ca-file", "ca.crt"}},
+		{"nvsentinel.connector=pc.nvsentinel.svc:50051,nvsentinel.caConfigMap=pc-ca,nvsentinel.processingStrategy=EXECUTE_REMEDIATION,nvsentinel.audience=mine", []string{
+			`"--connector=pc.nvsentinel.svc:50051"`, `"--ca-file=/var/run/secrets/nvsentinel/ca.crt"`, `"name":"pc-ca"`, `"--processing-strategy=EXECUTE_REMEDIATION"`,
+			`"audience":"mine"`, `"nvsentinel.nvidia.com/health-publisher":"true"`, `"runAsNonRoot":true`,
+		}, []string{"hostPath", `"runAsUser":0`, `"runAsNonRoot":false`}},
+	} {
+		objects := render(t, "evenkeel", "--set", test.values)
+		text, err := json.Marshal(objects[key])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range test.has {
+			if !strings.Contains(string(text), want) {
+				t.Errorf("%s: %s lacks %s", test.values, text, want)
+			}
+		}
+		for _, not := range test.hasNot {
+			if strings.Contains(string(text), not) {
+				t.Errorf("%s: %s has %s", test.values, text, not)
+			}
+		}
+		// Whoever has its token can have nodes drained: it may do nothing else.
+		rules(objects, func(role string, _ bool, rule map[string]any) {
+			verbs, _, _ := unstructured.NestedStringSlice(rule, "verbs")
+			resources, _, _ := unstructured.NestedStringSlice(rule, "resources")
+			if role == "ClusterRole/"+name && slices.Contains(verbs, "patch") && !slices.Equal(resources, []string{"nodenetworkhealths"}) {
+				t.Errorf("it may %v %v", verbs, resources)
+			}
+		})
+	}
+	for values, want := range map[string]string{
+		"nvsentinel.connector=pc.nvsentinel.svc:50051":         "set nvsentinel.caConfigMap",
+		"nvsentinel.connector=/var/run/nvsentinel.sock":        "connector",
+		sentinel + ",nvsentinel.processingStrategy=store_only": "processingStrategy",
+	} {
+		if out, err := helm(t, "template", "evenkeel", "evenkeel", "--set", values); err == nil || !strings.Contains(out, want) {
+			t.Errorf("%s: %v, want %q: %s", values, err, want, out)
+		}
+	}
+}
+
 // isUserRole reports whether the role is for people.
 func isUserRole(object *unstructured.Unstructured) bool {
 	for label := range object.GetLabels() {
@@ -250,6 +308,7 @@ func TestPermissionsAreNarrow(t *testing.T) {
 		"supplied":     {"--set", "webhook.certs.source=Supplied,webhook.certs.secretName=mine"},
 		"reduction":    {"--set", "reduction.image=reduction:1"},
 		"policy":       {"--kube-version=1.36", "--set", "injection.mode=MutatingAdmissionPolicy"},
+		"nvsentinel":   {"--set", sentinel},
 	}
 	// What may be written, and under which names; "" stands for any.
 	writes := map[string][]string{
@@ -697,7 +756,7 @@ func TestCertManager(t *testing.T) {
 
 // TestComponentValues sets what platform teams set, for each Deployment, and looks for it there and in no other.
 func TestComponentValues(t *testing.T) {
-	for _, component := range []string{"webhook", "controller", "certificates"} {
+	for _, component := range []string{"webhook", "controller", "certificates", "nvsentinel"} {
 		set := func(text string) []string { return []string{"--set-json", component + "." + text} }
 		for _, test := range []struct{ value, want string }{
 			{`nodeSelector={"pool":"system"}`, `"nodeSelector":{"kubernetes.io/os":"linux","pool":"system"}`},
@@ -712,7 +771,7 @@ func TestComponentValues(t *testing.T) {
 			{`env=[{"name":"HTTPS_PROXY","value":"p"}]`, `{"name":"HTTPS_PROXY","value":"p"}`},
 			{`resources={"limits":{"memory":"1Gi"}}`, `"resources":{"limits":{"memory":"1Gi"}`},
 		} {
-			for key, object := range render(t, "evenkeel", set(test.value)...) {
+			for key, object := range render(t, "evenkeel", append(set(test.value), "--set", sentinel)...) {
 				if object.GetKind() != "Deployment" {
 					continue
 				}

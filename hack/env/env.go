@@ -53,7 +53,7 @@ type Config struct {
 }
 
 // Images are the pinned references (name@sha256:...) that the cluster's nodes can pull.
-type Images struct{ Operator, Plugin, Bench, Server, Training string }
+type Images struct{ Operator, Plugin, Bench, Server, Training, NVSentinelCheck string }
 
 // A Cluster is a cluster with Evenkeel and the training-operator installed.
 type Cluster struct {
@@ -210,6 +210,7 @@ func (e *Cluster) images(ctx context.Context) error {
 	for name, pinned := range map[string]*string{
 		artifacts.Operator: &e.Images.Operator, artifacts.Plugin: &e.Images.Plugin,
 		artifacts.Bench: &e.Images.Bench, artifacts.Server: &e.Images.Server, artifacts.Training: &e.Images.Training,
+		artifacts.NVSentinelCheck: &e.Images.NVSentinelCheck,
 	} {
 		var err error
 		if *pinned, err = e.push(ctx, name); err != nil {

@@ -31,6 +31,8 @@ const (
 	Bench    = "localhost/evenkeel-bench:dev"
 	Server   = "localhost/evenkeel-reduction-server:dev"
 	Training = "localhost/evenkeel-training:dev"
+	// NVSentinelCheck is a preflight check for NVSentinel.
+	NVSentinelCheck = "localhost/evenkeel-nvsentinel-check:dev"
 	// NCCLTests is built by [Builder.NCCLTests], and not by [Builder.All].
 	NCCLTests = "localhost/evenkeel-nccl-tests:dev"
 	// PyTorch stands for a user's training image. It is built by [Builder.PyTorch], and holds nothing of Evenkeel.
@@ -111,7 +113,7 @@ func (b Builder) Dist(ctx context.Context) error {
 	}
 	b.report("building the operator (go, static)")
 	return b.run(ctx, root, []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", dist+"/",
-		"./operator/cmd/evenkeel-operator", "./operator/cmd/evenkeel-install")
+		"./operator/cmd/evenkeel-operator", "./operator/cmd/evenkeel-install", "./operator/cmd/evenkeel-nvsentinel-check")
 }
 
 // mpiHome adds what compilers look for to the folder that has the library for nccl-tests: the header, and the name of every MPI.
@@ -247,6 +249,7 @@ func (b Builder) All(ctx context.Context) ([]string, error) {
 		{file: "images/bench/Dockerfile", name: Bench, args: []string{"BASE_IMAGE=" + mpiImage}},
 		server,
 		{file: "images/training/Dockerfile", name: Training, args: []string{"BASE_IMAGE=" + Bench, "PLUGIN_IMAGE=" + Plugin}},
+		{file: "images/nvsentinel-check/Dockerfile", name: NVSentinelCheck, args: []string{"BENCH_IMAGE=" + Bench, "PLUGIN_IMAGE=" + Plugin}},
 	} {
 		if err := b.build(ctx, root, i, ""); err != nil {
 			return nil, err

@@ -1,5 +1,5 @@
-// Command evenkeel-operator is Evenkeel's control plane. It runs in one of three roles: as the webhook that adds the plugin to jobs
-// and pods, as the controller of Evenkeel's kinds, or as the issuer of the webhook's certificate.
+// Command evenkeel-operator is Evenkeel's control plane. It runs in one of four roles: as the webhook that adds the plugin to jobs
+// and pods, as the controller of Evenkeel's kinds, as the issuer of the webhook's certificate, or as the bridge to NVSentinel.
 package main
 
 import (
@@ -41,7 +41,7 @@ func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "evenkeel-operator",
 		Short: "Evenkeel's control plane",
-		Long: `Evenkeel's control plane, in one of three roles.
+		Long: `Evenkeel's control plane, in one of four roles.
 
 It finds the cluster as kubectl does: by KUBECONFIG or ~/.kube/config, or, in a pod, by its service account.`,
 		SilenceUsage: true, SilenceErrors: true,
@@ -49,7 +49,7 @@ It finds the cluster as kubectl does: by KUBECONFIG or ~/.kube/config, or, in a 
 		PersistentPreRunE: func(*cobra.Command, []string) error { return l.start(os.Stderr) },
 	}
 	l.flags(root.PersistentFlags())
-	root.AddCommand(webhookCommand(), controllerCommand(), certificatesCommand(), cleanupCommand(), &cobra.Command{
+	root.AddCommand(webhookCommand(), controllerCommand(), certificatesCommand(), nvsentinelCommand(), cleanupCommand(), &cobra.Command{
 		Use:     "version",
 		Short:   "Print the version",
 		Example: "  evenkeel-operator version",

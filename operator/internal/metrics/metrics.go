@@ -25,6 +25,12 @@ const (
 	NotReported  = "not_reported"
 )
 
+// Results of sending an event to NVSentinel.
+const (
+	EventSent   = "sent"
+	EventFailed = "failed"
+)
+
 var (
 	checks = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "evenkeel_checks_total", Help: "NetworkChecks that have ended, by verdict.",
@@ -48,10 +54,13 @@ var (
 	gatedSince = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "evenkeel_gated_job_oldest_timestamp_seconds", Help: "Time since which that one of them waits that has waited the longest; absent if none does.",
 	}, []string{"controller"})
+	sentinelEvents = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "evenkeel_nvsentinel_events_total", Help: "Health events for NVSentinel: sent, or failed, if its platform connector did not accept one. It is sent again.",
+	}, []string{"result"})
 )
 
 func init() {
-	metrics.Registry.MustRegister(checks, checkSeconds, runs, pods, jobs, gatedJobs, gatedSince)
+	metrics.Registry.MustRegister(checks, checkSeconds, runs, pods, jobs, gatedJobs, gatedSince, sentinelEvents)
 	// A series that starts with its first event hides that event from rate().
 	for _, v := range []evenkeel.Verdict{evenkeel.VerdictPass, evenkeel.VerdictFail, evenkeel.VerdictInconclusive} {
 		checks.WithLabelValues(string(v))
@@ -66,6 +75,9 @@ func init() {
 	}
 	for _, result := range []string{Injected, Refused, Skipped, AvoidedNodes} {
 		jobs.WithLabelValues(result)
+	}
+	for _, result := range []string{EventSent, EventFailed} {
+		sentinelEvents.WithLabelValues(result)
 	}
 }
 
@@ -87,6 +99,9 @@ func Pod(result string) { pods.WithLabelValues(result).Inc() }
 
 // Job counts a job: Injected, Refused, Skipped or AvoidedNodes.
 func Job(result string) { jobs.WithLabelValues(result).Inc() }
+
+// NVSentinelEvent counts an event for NVSentinel: EventSent or EventFailed.
+func NVSentinelEvent(result string) { sentinelEvents.WithLabelValues(result).Inc() }
 
 // Gated records how many jobs wait at a gate that the controller opens, and since when the first of them does.
 func Gated(controller string, count int, since time.Time) {
