@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -11,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
@@ -119,6 +121,18 @@ func TestUnsupportedAnnotationWarns(t *testing.T) {
 		if warned := strings.Contains(text, "has no effect on this "+test.kind+": its pods run without the plugin") && strings.Contains(text, "batch/jobs"); warned != (test.kind != "") {
 			t.Errorf("%s: the warnings are %q", what, text)
 		}
+	}
+	// The API server counts them, so that a platform team sees them too.
+	clientset, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := clientset.RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !regexp.MustCompile(`(?m)^apiserver_validating_admission_policy_check_total\{[^}]*enforcement_action="warn"[^}]*policy="evenkeel-unsupported"[^}]*\} [1-9]`).Match(text) {
+		t.Error("the API server did not count the warnings")
 	}
 }
 

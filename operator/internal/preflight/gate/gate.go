@@ -17,6 +17,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/accelerator"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/health"
+	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
 const (
@@ -287,13 +288,13 @@ func (w *Snapshot) decide(job Job, g gang, r *reach) Decision {
 		if len(r.gone) > 1 {
 			verb = " are gone"
 		}
-		return reassign(job, r, joinNames(r.gone)+verb)
+		return reassign(job, r, joinNames(r.gone)+verb, "")
 	case r.nowhere:
 		return Decision{Action: Open, Reason: ReasonNothingToCheck, Message: "no node that it may run on is there: it waits for a node, and not for its gate"}
 	case r.policy == nil:
 		return Decision{Action: Open, Reason: ReasonNothingToCheck, Message: "none of the nodes that it may run on now is under a NetworkCheckPolicy that gates it"}
 	case len(r.assignedUnhealthy) > 0:
-		return reassign(job, r, "the network of "+joinNames(r.assignedUnhealthy)+" failed a check")
+		return reassign(job, r, "the network of "+joinNames(r.assignedUnhealthy)+" failed a check", w.evidence(r.assignedUnhealthy))
 	}
 	proving := w.prove(job, g, r)
 	switch {
@@ -317,7 +318,7 @@ func (w *Snapshot) decide(job Job, g gang, r *reach) Decision {
 	case r.claimed > 0:
 		d.Message = "waits until jobs that wait already have their nodes: none is left that could be checked for it"
 	default:
-		d.Message = "the network of every node that it may run on has failed a check: " + joinNames(r.unhealthy)
+		d.Message = "the network of every node that it may run on has failed a check: " + joinNames(r.unhealthy) + w.evidence(r.unhealthy)
 	}
 	return applyTimeout(d, r, job, w.now, cmp.Or(proving.why, d.Message))
 }
@@ -356,13 +357,28 @@ func (w *Snapshot) prove(job Job, g gang, r *reach) proving {
 	return p
 }
 
+// maxEvidence is the length of evidence in a message, bytes.
+const maxEvidence = 300
+
+// evidence is what was measured of the first of the nodes, with whom, to follow a message that names them.
+func (w *Snapshot) evidence(nodes []string) string {
+	if len(nodes) == 0 {
+		return ""
+	}
+	first := slices.Min(nodes)
+	if state := w.states[first]; state != nil && state.Message != "" {
+		return text.Clip(fmt.Sprintf("; %s: %s: %s", first, state.Reason, state.Message), maxEvidence)
+	}
+	return ""
+}
+
 // reassign returns the job's nodes, or lets it start if that did not help and its policy allows it.
-func reassign(job Job, r *reach, failed string) Decision {
+func reassign(job Job, r *reach, failed, evidence string) Decision {
 	if job.Reassigned >= maxReassignments && r.policy.Spec.Gate.OnTimeout != evenkeel.GateWait {
-		return Decision{Action: OpenUnproven, Reason: ReasonNotProven, Message: fmt.Sprintf("starts although %s, as it was given such nodes %d times", failed, job.Reassigned+1)}
+		return Decision{Action: OpenUnproven, Reason: ReasonNotProven, Message: fmt.Sprintf("starts although %s, as it was given such nodes %d times%s", failed, job.Reassigned+1, evidence)}
 	}
 	attempt := job.Reassigned + 1
-	return Decision{Action: Reassign, Reason: ReasonUnhealthyHost, Message: fmt.Sprintf("%s: other nodes are needed (attempt %d)", failed, attempt), Attempt: attempt}
+	return Decision{Action: Reassign, Reason: ReasonUnhealthyHost, Message: fmt.Sprintf("%s: other nodes are needed (attempt %d)%s", failed, attempt, evidence), Attempt: attempt}
 }
 
 // checkUnproven says which of the unproven nodes that it needs are to be checked, and what prevents checks of the others.

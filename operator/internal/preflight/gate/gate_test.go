@@ -66,7 +66,7 @@ func (s *scene) node(name, state string) *corev1.Node {
 		status.Health = evenkeel.HealthHealthy
 		n.Labels[evenkeel.HealthKey] = evenkeel.HealthyValue
 	case "unhealthy":
-		status.Health = evenkeel.HealthUnhealthy
+		status.Health, status.Reason, status.Message = evenkeel.HealthUnhealthy, "TooSlow", "with z: 0.1 GB/s, minimum 1 GB/s"
 		n.Labels[evenkeel.HealthKey] = evenkeel.UnhealthyValue
 	case "late":
 		status.Health = evenkeel.HealthUnhealthy
@@ -143,7 +143,7 @@ func TestGateDecide(t *testing.T) {
 		},
 		"all failed": {
 			scene:  func(s *scene) { s.node("a", "unhealthy"); s.node("b", "unhealthy") },
-			action: Wait, says: "failed a check: a, b", next: 29 * time.Minute,
+			action: Wait, says: "failed a check: a, b; a: TooSlow: with z: 0.1 GB/s, minimum 1 GB/s", next: 29 * time.Minute,
 		},
 		"new nodes": {
 			scene:  func(s *scene) { s.node("a", "healthy"); s.node("b", "new"); s.node("c", "new") },
@@ -235,13 +235,13 @@ func TestGateDecide(t *testing.T) {
 		"failed nodes are assigned again and again": {
 			scene:  func(s *scene) { s.node("a", "healthy"); s.node("b", "unhealthy") },
 			job:    func(j *Job) { j.Hosts, j.Pods, j.Reassigned = []string{"b"}, nil, maxReassignments },
-			action: OpenUnproven, says: "starts although the network of b failed a check, as it was given such nodes 6 times",
+			action: OpenUnproven, says: "starts although the network of b failed a check, as it was given such nodes 6 times; b: TooSlow: with z: 0.1 GB/s, minimum 1 GB/s",
 		},
 		"failed nodes are assigned again and again, and it waits regardless": {
 			policy: waitRegardless,
 			scene:  func(s *scene) { s.node("a", "healthy"); s.node("b", "unhealthy") },
 			job:    func(j *Job) { j.Hosts, j.Pods, j.Reassigned = []string{"b"}, nil, 100 },
-			action: Reassign, says: "(attempt 101)",
+			action: Reassign, says: "(attempt 101); b: TooSlow: with z: 0.1 GB/s, minimum 1 GB/s",
 		},
 		"its time is up": {
 			scene:  func(s *scene) { s.node("a", "new"); s.node("b", "new"); s.now = noon.Add(29 * time.Minute) },
