@@ -360,8 +360,9 @@ spec:
 func TestKueueReplacesTheFailedNodeOfARunningJob(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)
 	policy := newTopologyQueue(ctx, t, ns)
+	before := policy.DeepCopy()
 	policy.Spec.OnFail.Taint = evenkeel.SwitchEnabled
-	if err := cluster.Client.Update(ctx, policy); err != nil {
+	if err := cluster.Client.Patch(ctx, policy, client.MergeFrom(before)); err != nil {
 		t.Fatal(err)
 	}
 	tainted := func(name string) {
@@ -401,13 +402,13 @@ func TestKueueReplacesTheFailedNodeOfARunningJob(t *testing.T) {
 		}
 		return byHost, err
 	}
-	var before map[string]corev1.Pod
+	var began map[string]corev1.Pod
 	eventually(ctx, t, "two pods run", func(ctx context.Context) (_ bool, err error) {
-		before, err = running(ctx)
-		return len(before) == 2, err
+		began, err = running(ctx)
+		return len(began) == 2, err
 	})
-	if _, ok := before["n2"]; ok {
-		t.Fatalf("a pod runs on n2, which has the taint: %v", slices.Collect(maps.Keys(before)))
+	if _, ok := began["n2"]; ok {
+		t.Fatalf("a pod runs on n2, which has the taint: %v", slices.Collect(maps.Keys(began)))
 	}
 	status, _, err := workload(ctx, ns)
 	if err != nil {
@@ -418,7 +419,7 @@ func TestKueueReplacesTheFailedNodeOfARunningJob(t *testing.T) {
 		t.Fatalf("the workload is not admitted: %+v", status.Conditions)
 	}
 
-	hosts := slices.Sorted(maps.Keys(before))
+	hosts := slices.Sorted(maps.Keys(began))
 	failed, other := hosts[0], hosts[1]
 	state := &evenkeel.NodeNetworkHealth{}
 	if err := cluster.Client.Get(ctx, client.ObjectKey{Name: failed}, state); err != nil {
@@ -430,11 +431,11 @@ func TestKueueReplacesTheFailedNodeOfARunningJob(t *testing.T) {
 		t.Fatal(err)
 	}
 	tainted(failed)
-	if now, err := running(ctx); err != nil || len(now) != 2 || now[failed].UID != before[failed].UID {
+	if now, err := running(ctx); err != nil || len(now) != 2 || now[failed].UID != began[failed].UID {
 		t.Errorf("the taint has disturbed the job: it runs on %v, %v", slices.Sorted(maps.Keys(now)), err)
 	}
 
-	doomed := before[failed]
+	doomed := began[failed]
 	if err := cluster.Client.Delete(ctx, &doomed); err != nil {
 		t.Fatal(err)
 	}
@@ -448,7 +449,7 @@ func TestKueueReplacesTheFailedNodeOfARunningJob(t *testing.T) {
 			t.Errorf("it runs on %s, which failed", bad)
 		}
 	}
-	if after[other].UID != before[other].UID {
+	if after[other].UID != began[other].UID {
 		t.Errorf("the pod on %s, which had no fault, was replaced too", other)
 	}
 	if status, _, err = workload(ctx, ns); err != nil {
