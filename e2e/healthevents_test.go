@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -18,7 +19,14 @@ import (
 	"evenkeel.dev/evenkeel/operator/test/nvsentineltest"
 )
 
-// NVSentinel itself does not run here. The tests are its platform connector, on a socket of this machine, which all nodes see.
+// NVSentinel itself does not run here. The tests are its platform connector, on a socket of this machine.
+
+// connector starts one. Nodes have temporary folders of their own, so its socket is in the cluster's.
+func connector(t *testing.T) (server *nvsentineltest.Server, target string) {
+	t.Helper()
+	t.Setenv("TMPDIR", filepath.Dir(cluster.Kubeconfig))
+	return nvsentineltest.Start(t)
+}
 
 // told waits until so many events have come, and returns them.
 func told(ctx context.Context, t *testing.T, server *nvsentineltest.Server, count int) []nvsentineltest.Call {
@@ -30,7 +38,7 @@ func told(ctx context.Context, t *testing.T, server *nvsentineltest.Server, coun
 // The chart's bridge, as root with the socket of its node and a token, tells of a node that failed.
 func TestNVSentinelIsToldByTheChartsBridge(t *testing.T) {
 	ctx := testContext(t)
-	server, target := nvsentineltest.Start(t)
+	server, target := connector(t)
 	recordResults(ctx, t)
 	policy := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "sentinel"}}
 	policy.Spec.Triggers = evenkeel.TriggerSpec{NewNodes: evenkeel.SwitchDisabled}
@@ -69,7 +77,7 @@ func TestNVSentinelIsToldByTheChartsBridge(t *testing.T) {
 // The image of the check, as the init container that NVSentinel adds: two pods on two hosts wait for each other, measure, and start.
 func TestNVSentinelCheckOfAGangStartsIt(t *testing.T) {
 	ctx := testContext(t)
-	server, target := nvsentineltest.Start(t)
+	server, target := connector(t)
 	socket := strings.TrimPrefix(target, "unix://")
 	folder := socket[:strings.LastIndex(socket, "/")]
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-sentinel-"}}
