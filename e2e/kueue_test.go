@@ -360,8 +360,8 @@ spec:
 func TestKueueReplacesTheFailedNodeOfARunningJob(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)
 	policy := newTopologyQueue(ctx, t, ns)
-	before := policy.DeepCopy()
-	policy.Spec.OnFail.Taint = evenkeel.SwitchEnabled
+	before, hundred := policy.DeepCopy(), int32(100) // two of four nodes fail
+	policy.Spec.OnFail.Taint, policy.Spec.OnFail.MaxUnhealthyPercent = evenkeel.SwitchEnabled, &hundred
 	if err := cluster.Client.Patch(ctx, policy, client.MergeFrom(before)); err != nil {
 		t.Fatal(err)
 	}
