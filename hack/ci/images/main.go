@@ -30,7 +30,7 @@ func command() *cobra.Command {
 		Example: `  go run ./hack/ci/images dist                # only the binaries, into dist/
   go run ./hack/ci/images all                 # every image except these two, without a registry
   go run ./hack/ci/images all --registry      # on the base images of the Dockerfiles
-  go run ./hack/ci/images pytorch             # Debian's PyTorch, which the demo trains with
+  go run ./hack/ci/images pytorch             # Debian's PyTorch, as a user's training image
   go run ./hack/ci/images nccl-tests          # NVIDIA's nccl-tests, with the compiler and NCCL from PyPI
   go run ./hack/ci/images nccl-tests --source ~/nccl-tests`,
 		SilenceUsage: true, SilenceErrors: true,
