@@ -1,6 +1,7 @@
 //! Descriptors that are used up, and kernels that refuse options. Each test has a process of its own, since limits and
 //! filters belong to the process.
 
+use std::os::fd::AsRawFd;
 use std::{fs, ptr};
 
 use crate::harness::{Net, log_lines, run_in_child_process, until};
@@ -76,6 +77,41 @@ fn child_hard() {
     assert!(warnings.len() == 1 && warnings[0].text.contains("ulimit -Hn"), "{warnings:?}");
     net.close_send(send);
     net.close_recv(recv);
+    net.close_listen(listener);
+}
+
+#[test]
+fn accepting_waits_for_descriptors() {
+    run_in_child_process("descriptors::child_accepting", &[("EVENKEEL_FLOWS", "1")]);
+}
+
+/// The dialer takes the only descriptor. When there is one again, nothing happens on the listening socket that would say so.
+#[test]
+#[ignore = "part of another test"]
+fn child_accepting() {
+    let net = Net::init(12, 0xfd4).unwrap();
+    let (send, recv) = net.pair();
+    let (listener, mut handle) = net.listen();
+    let spare = fs::File::open("/dev/null").unwrap();
+    let lowest = fs::File::open("/dev/null").unwrap().as_raw_fd() as u64;
+    set_limit(lowest + 1, lowest + 1);
+    let (mut dialed, mut accepted) = (None, None);
+    let mut poll = || {
+        dialed = dialed.or_else(|| net.poll_connect(&mut handle).expect("connect waits"));
+        accepted = accepted.or_else(|| net.poll_accept(listener).expect("accept waits"));
+        dialed.zip(accepted)
+    };
+    let warned = until("a warning", || {
+        assert!(poll().is_none(), "there are descriptors for both");
+        log_lines("open files").iter().any(|line| line.level == 2).then_some(())
+    });
+    warned.expect("a warning");
+    drop(spare);
+    let (other_send, other_recv) = until("a connection", poll).expect("a connection");
+    for (send, recv) in [(send, recv), (other_send, other_recv)] {
+        net.close_send(send);
+        net.close_recv(recv);
+    }
     net.close_listen(listener);
 }
 
