@@ -147,6 +147,18 @@ spec:
 {{- join ", " $all -}}
 {{- end -}}
 
+{{- /* Whether the controller makes keys of jobs: the webhook names them, and reduction servers have some. */ -}}
+{{- define "evenkeel.makesKeys" -}}
+{{- if or (eq (include "evenkeel.injectionMode" .) "Webhook") .Values.reduction.image -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{- /* The same kinds as an owner reference has them, for CEL. */ -}}
+{{- define "evenkeel.jobKinds" -}}
+['kubeflow.org/PyTorchJob', 'kubeflow.org/MPIJob', 'jobset.x-k8s.io/JobSet', 'batch.volcano.sh/Job', 'leaderworkerset.x-k8s.io/LeaderWorkerSet', 'batch/Job']
+{{- end -}}
+
 {{- /* Guards: admission policies that narrow what RBAC allows an account. Those of the cleanup go with its hook. */ -}}
 {{- define "evenkeel.guardName" -}}
 {{- if eq .account "controller" -}}

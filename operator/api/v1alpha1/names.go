@@ -10,6 +10,9 @@ const (
 	ContainersKey = "evenkeel.dev/containers"
 	// ReductionKey is the annotation that asks for reduction servers: a number, Auto or Off.
 	ReductionKey = "evenkeel.dev/reduction"
+	// JobKeyKey is the annotation on a job that names a Secret of its namespace with the job's key. Where Evenkeel makes the key
+	// itself, it is a label on the job and its pods instead, with the name of the Secret that it makes.
+	JobKeyKey = "evenkeel.dev/job-key"
 	// GateKey is the annotation that says whether the job may be gated until its nodes are proven: GateEnabled (the default)
 	// or GateDisabled.
 	GateKey      = "evenkeel.dev/gate"

@@ -60,6 +60,30 @@ const (
 	TransportRDMA TransportMode = "RDMA"
 )
 
+// Encryption says whether the plugin and the reduction servers encrypt what they send.
+//
+// +kubebuilder:validation:Enum=Off;Required
+type Encryption string
+
+const (
+	// EncryptionOff sends in clear.
+	EncryptionOff Encryption = "Off"
+	// EncryptionRequired encrypts all TCP traffic of the plugin and the reduction servers, and refuses peers and pods that would not.
+	EncryptionRequired Encryption = "Required"
+)
+
+// RDMANetwork says what the network of RDMA devices is.
+//
+// +kubebuilder:validation:Enum=Untrusted;Trusted
+type RDMANetwork string
+
+const (
+	// RDMANetworkUntrusted keeps encrypted jobs off RDMA, which is not encrypted.
+	RDMANetworkUntrusted RDMANetwork = "Untrusted"
+	// RDMANetworkTrusted lets encrypted jobs send in clear over RDMA, as the network is protected otherwise.
+	RDMANetworkTrusted RDMANetwork = "Trusted"
+)
+
 // MemoryLock is how containers may lock the memory that RDMA devices read and write.
 //
 // +kubebuilder:validation:Enum=RuntimeDefault;Capability
@@ -100,6 +124,7 @@ const (
 
 // NetworkProfileSpec says which plugin jobs get, how, with which settings, and which jobs may use it.
 //
+// +kubebuilder:validation:XValidation:rule="!has(self.transport) || !has(self.transport.encryption) || self.transport.encryption != 'Required' || !has(self.environment) || self.environment.all(e, !(e.name in ['NCCL_NET', 'EVENKEEL_JOB_KEY', 'EVENKEEL_JOB_KEY_FILE']))",message="with transport.encryption Required, Evenkeel sets NCCL_NET and the job's key: remove NCCL_NET, EVENKEEL_JOB_KEY and EVENKEEL_JOB_KEY_FILE from environment"
 // +kubebuilder:validation:XValidation:rule="!has(self.plugin.strict) || !self.plugin.strict || !has(self.environment) || self.environment.all(e, e.name != 'NCCL_NET')",message="plugin.strict sets NCCL_NET to Evenkeel: remove NCCL_NET from environment"
 type NetworkProfileSpec struct {
 	// namespaceSelector selects the namespaces whose jobs may use the profile. Absent: all.
@@ -133,6 +158,7 @@ type NetworkProfileSpec struct {
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:XValidation:rule="self.all(e, e.name != 'NCCL_NET_PLUGIN')",message="NCCL_NET_PLUGIN is set by Evenkeel itself"
+	// +kubebuilder:validation:XValidation:rule="self.all(e, !(e.name in ['EVENKEEL_ENCRYPTION', 'EVENKEEL_RDMA_NETWORK']))",message="EVENKEEL_ENCRYPTION and EVENKEEL_RDMA_NETWORK are set by transport.encryption and transport.rdma.network"
 	// +kubebuilder:validation:XValidation:rule="self.all(e, e.name != 'LD_LIBRARY_PATH')",message="LD_LIBRARY_PATH would hide libraries of the training image"
 	Environment []EnvironmentVariable `json:"environment,omitempty"`
 
@@ -269,11 +295,20 @@ type PluginSpec struct {
 }
 
 // TransportSpec has the plugin's settings.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.encryption) || self.encryption != 'Required' || !has(self.mode) || self.mode != 'RDMA' || (has(self.rdma) && has(self.rdma.network) && self.rdma.network == 'Trusted')",message="RDMA is not encrypted: with encryption Required, mode is Auto or TCP, or rdma.network is Trusted"
 type TransportSpec struct {
 	// mode is Auto (the default), TCP or RDMA. RDMA is strict: peers that cannot use it fail.
 	// +optional
 	// +kubebuilder:default=Auto
 	Mode TransportMode `json:"mode,omitempty"`
+
+	// encryption is Off (the default) or Required: all TCP traffic of the plugin and of the job's reduction servers is encrypted and
+	// authenticated with the job's key. Peers without it are refused, and so are pods that would send in clear. The plugin's image
+	// must be of a version that can encrypt.
+	// +optional
+	// +kubebuilder:default=Off
+	Encryption Encryption `json:"encryption,omitempty"`
 
 	// tcp has the settings of the TCP transport.
 	// +optional
@@ -297,6 +332,12 @@ type RDMASpec struct {
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$`
 	// +kubebuilder:validation:XValidation:rule="!self.startsWith('kubernetes.io/')",message="resourceName is an extended resource: its domain is not kubernetes.io"
 	ResourceName string `json:"resourceName,omitempty"`
+
+	// network is Untrusted (the default) or Trusted. It has an effect with encryption Required only: over an untrusted network, jobs
+	// use TCP. Over a trusted one, such as one with IPsec in the cards, RDMA may carry data in clear.
+	// +optional
+	// +kubebuilder:default=Untrusted
+	Network RDMANetwork `json:"network,omitempty"`
 
 	// count is the number of devices for each container. Default: 1.
 	// +optional

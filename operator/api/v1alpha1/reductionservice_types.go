@@ -144,6 +144,12 @@ type ReductionServiceSpec struct {
 	// +optional
 	Transport TransportSpec `json:"transport,omitzero"`
 
+	// keySecretName names the Secret with the job's key, if its user brought one. Absent: one of the service's name is made.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	KeySecretName string `json:"keySecretName,omitempty"`
+
 	// environment of the servers: the profile's settings of the transport and its RDMA ports.
 	// +optional
 	// +listType=map

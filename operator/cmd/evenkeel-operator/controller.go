@@ -23,6 +23,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate"
 	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate/kueue"
 	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate/suspend"
+	"evenkeel.dev/evenkeel/operator/internal/controller/jobkey"
 	"evenkeel.dev/evenkeel/operator/internal/controller/networkcheck"
 	"evenkeel.dev/evenkeel/operator/internal/controller/networkcheckpolicy"
 	"evenkeel.dev/evenkeel/operator/internal/controller/networkprofile"
@@ -46,7 +47,7 @@ const (
 
 type controllerRole struct {
 	process
-	elect                                                                  bool
+	elect, jobKeys                                                         bool
 	electionID, defaultProfile, benchImage, ncclTestsImage, reductionImage string
 	webhookConfiguration, gateBinding                                      string
 	checkPriorityClass                                                     string
@@ -80,6 +81,7 @@ func controllerCommand() *cobra.Command {
 	cmd.Flags().StringVar(&c.checkPriorityClass, "check-priority-class", "", "PriorityClass of the pods of NetworkChecks, which should give way to all others; none: the cluster's default")
 	cmd.Flags().StringSliceVar(&c.imagePullSecrets, "image-pull-secrets", nil, "names of Secrets of this namespace to pull the images of NetworkChecks with")
 	cmd.Flags().StringVar(&c.reportAddress, "report-bind-address", "0", `where the plugin's reports are received (UDP), such as :9640; "0" turns that off`)
+	cmd.Flags().BoolVar(&c.jobKeys, "job-keys", false, "make keys for jobs whose profile requires encryption, which the webhook names")
 	cmd.Flags().StringVar(&c.reductionImage, "reduction-image", "", "image of the reduction servers; without one, no job gets any")
 	return cmd
 }
@@ -151,6 +153,9 @@ func (c *controllerRole) run(ctx context.Context) error {
 	if c.reportAddress != "0" {
 		controllers["pluginreports-receiver"] = &pluginreports.Receiver{Address: c.reportAddress, Clock: clock.RealClock{}}
 		controllers["pluginreports"] = &pluginreports.Reconciler{Clock: clock.RealClock{}, Times: pluginreports.DefaultTimes}
+	}
+	if c.jobKeys {
+		controllers["jobkey"] = &jobkey.Reconciler{KindPoll: kindPoll}
 	}
 	if c.reductionImage != "" {
 		controllers["reductionservice"] = &reductionservice.Reconciler{Image: c.reductionImage, Clock: clock.RealClock{}, KindPoll: kindPoll}

@@ -56,6 +56,9 @@ func (a *annotatedPodInjector) Default(ctx context.Context, pod *corev1.Pod) err
 		owner = "" // the pod itself
 	}
 	resolved, err := a.resolve(ctx, name, request.Namespace, owner, pod.Annotations[evenkeel.ContainersKey])
+	if err == nil {
+		resolved.JobKey, err = inject.UsersKey(pod.Annotations[evenkeel.JobKeyKey])
+	}
 	if err != nil {
 		metrics.Pod(metrics.Refused)
 		return err
@@ -66,6 +69,7 @@ func (a *annotatedPodInjector) Default(ctx context.Context, pod *corev1.Pod) err
 	for _, key := range inject.Keys() { // a copied pod must not keep another's values
 		delete(pod.Annotations, key)
 	}
+	delete(pod.Labels, evenkeel.JobKeyKey)
 	maps.Copy(pod.Labels, resolved.Labels())
 	maps.Copy(pod.Annotations, resolved.Annotations())
 	if owner != "" {

@@ -22,6 +22,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/accelerator"
 	"evenkeel.dev/evenkeel/operator/internal/inject"
+	"evenkeel.dev/evenkeel/operator/internal/jobkey"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
 	access "evenkeel.dev/evenkeel/operator/internal/profile"
 	"evenkeel.dev/evenkeel/operator/internal/reduction"
@@ -149,8 +150,11 @@ func handleOwned(job *unstructured.Unstructured, owner *metav1.OwnerReference, o
 // handleUpdate answers an update. A job keeps what it was created with; a warning says so if the update asks for something else.
 func handleUpdate(job *unstructured.Unstructured, name string, old []byte) admission.Response {
 	var before metav1.PartialObjectMetadata
-	if err := json.Unmarshal(old, &before); err == nil && before.Annotations[evenkeel.ReductionKey] != job.GetAnnotations()[evenkeel.ReductionKey] {
-		return admission.Allowed("").WithWarnings(fmt.Sprintf("annotation %s: a job keeps the servers that it was created with: create a new job", evenkeel.ReductionKey))
+	known := json.Unmarshal(old, &before) == nil
+	for _, kept := range []struct{ key, what string }{{evenkeel.ReductionKey, "servers"}, {evenkeel.JobKeyKey, "key"}} {
+		if known && before.Annotations[kept.key] != job.GetAnnotations()[kept.key] {
+			return admission.Allowed("").WithWarnings(fmt.Sprintf("annotation %s: a job keeps the %s that it was created with: create a new job", kept.key, kept.what))
+		}
 	}
 	if name == "" {
 		return admission.Allowed("")
@@ -185,6 +189,9 @@ func (w workloadPinner) pinProfile(ctx context.Context, job *unstructured.Unstru
 	resolved := inject.Resolve(profile, job.GetAnnotations()[evenkeel.ContainersKey])
 	var noServers string
 	if resolved.Reduction, noServers, err = w.assignServers(job, templates, profile, resolved.Image, req); err != nil {
+		return nil, refusal{err}
+	}
+	if resolved.JobKey, err = assignKey(job, resolved, req); err != nil {
 		return nil, refusal{err}
 	}
 	if resolved.Reduction != nil && resolved.Environment[inject.JobEnv] == "" {
@@ -317,6 +324,25 @@ func (w workloadPinner) assignServers(job *unstructured.Unstructured, templates 
 	jobLabels[evenkeel.ReductionClientKey] = service
 	job.SetLabels(jobLabels)
 	return &inject.Reduction{Service: service, Servers: reduction.Endpoints(service, req.Namespace, servers)}, "", nil
+}
+
+// assignKey decides where the job's key is. It labels a job whose key Evenkeel makes with the name of the Secret, by which the
+// controller finds the job.
+func assignKey(job *unstructured.Unstructured, resolved inject.Resolved, req admission.Request) (*inject.JobKey, error) {
+	jobLabels := job.GetLabels()
+	delete(jobLabels, evenkeel.JobKeyKey) // of another job, from which it was copied
+	job.SetLabels(jobLabels)
+	users, err := inject.UsersKey(job.GetAnnotations()[evenkeel.JobKeyKey])
+	if err != nil || users != nil || !resolved.Encrypted() || resolved.Reduction != nil { // the servers have one
+		return users, err
+	}
+	made := &inject.JobKey{Secret: jobkey.Name(cmp.Or(job.GetName(), job.GetGenerateName()), req.UID), Made: true}
+	if jobLabels == nil {
+		jobLabels = map[string]string{}
+	}
+	jobLabels[evenkeel.JobKeyKey] = made.Secret
+	job.SetLabels(jobLabels)
+	return made, nil
 }
 
 // noServers says why jobs of the profile can have no reduction servers; empty: they can.

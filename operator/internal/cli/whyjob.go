@@ -220,6 +220,16 @@ func explainTemplates(job *unstructured.Unstructured, out io.Writer) error {
 				text += fmt.Sprintf(" %s=%s", name, r.Environment[name])
 			}
 		}
+		if r.Encrypted() {
+			text += "\n  encryption required: processes and pods that would send in clear are refused"
+		}
+		if secret := r.KeySecret(); secret != "" {
+			by := "made by Evenkeel"
+			if r.JobKey != nil && !r.JobKey.Made {
+				by = "brought by the job's user"
+			}
+			text += fmt.Sprintf("\n  key      Secret %s, %s", secret, by)
+		}
 		if r.Reduction != nil {
 			text += "\n  reduction servers " + strings.Join(r.Reduction.Servers, ", ")
 		}
@@ -256,6 +266,9 @@ func explainPods(pods []corev1.Pod, out io.Writer) error {
 		case !expected:
 		case status.Outcome == pluginstatus.Loaded:
 			outcome += "; NCCL uses it: " + status.Text
+			if requiresEncryption(pod) && !status.Encrypts() {
+				outcome += "; it sends in clear, although its profile requires encryption: this version of the plugin cannot encrypt"
+			}
 		case status.Outcome == pluginstatus.Failed:
 			outcome += "; the plugin refused to start, so NCCL does without: " + status.Text
 		case pod.Status.Phase == corev1.PodRunning:
@@ -264,6 +277,13 @@ func explainPods(pods []corev1.Pod, out io.Writer) error {
 		rows = append(rows, []string{pod.Name, pod.Spec.NodeName, string(pod.Status.Phase), outcome})
 	}
 	return table(out, "", rows)
+}
+
+// requiresEncryption reports whether a container of the pod was told to encrypt.
+func requiresEncryption(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
+		return slices.Contains(c.Env, corev1.EnvVar{Name: inject.EncryptionEnv, Value: inject.EncryptionRequired})
+	})
 }
 
 // unhealthyNodes lists the nodes that jobs avoid by their label, and why they have it.

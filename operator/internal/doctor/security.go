@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/inject"
 	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
@@ -48,7 +49,7 @@ func lockingProfiles(profiles []evenkeel.NetworkProfile) (names []string) {
 }
 
 func locks(p *evenkeel.NetworkProfile) bool {
-	return p.Spec.Transport.Mode != evenkeel.TransportTCP && p.Spec.Transport.RDMA.MemoryLock == evenkeel.MemoryLockCapability
+	return !inject.WithoutRDMA(p.Spec.Transport) && p.Spec.Transport.RDMA.MemoryLock == evenkeel.MemoryLockCapability
 }
 
 // enforceKey is the label of Pod Security Admission.

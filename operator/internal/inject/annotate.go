@@ -37,7 +37,7 @@ func isInjected(pod *corev1.Pod, r Resolved) bool {
 	if pod.Annotations[evenkeel.InjectedKey] != hash(r) {
 		return false
 	}
-	return (r.Delivery == evenkeel.DeliveryPreinstalled || hasVolume(pod, volumeName)) && (r.Reduction == nil || hasVolume(pod, keyVolumeName))
+	return (r.Delivery == evenkeel.DeliveryPreinstalled || hasVolume(pod, volumeName)) && (r.KeySecret() == "" || hasVolume(pod, keyVolumeName))
 }
 
 func hash(r Resolved) string {

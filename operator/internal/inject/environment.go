@@ -26,7 +26,7 @@ func addEnvironment(in *injection) error {
 			continue
 		}
 		for _, name := range r.Variables() {
-			if t.usesServers && slices.Contains(jobVariables, name) {
+			if t.hasJobKey && slices.Contains(keyVariables, name) || t.usesServers && name == serversEnv {
 				continue // the job's own value, which its servers share
 			}
 			if name == networkEnv && r.Environment[name] == networkName && !t.usesPlugin {

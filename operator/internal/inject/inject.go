@@ -45,7 +45,7 @@ func AddPlugin(pod *corev1.Pod, r Resolved) error {
 	for _, c := range selected {
 		in.targets = append(in.targets, &target{Container: c})
 	}
-	for _, mutate := range []func(*injection) error{addDelivery, addJobKey, addEnvironment, addPython, addRDMA, annotate} {
+	for _, mutate := range []func(*injection) error{addDelivery, addJobKey, addReduction, addEnvironment, checkEncryption, addPython, addRDMA, annotate} {
 		if err := mutate(in); err != nil {
 			return err
 		}
@@ -75,6 +75,8 @@ type target struct {
 	excluded bool
 	// usesPlugin is set where NCCL_NET_PLUGIN is Evenkeel's.
 	usesPlugin bool
+	// hasJobKey is set where the container got the job's key.
+	hasJobKey bool
 	// usesServers is set where the container got what it needs to use the job's reduction servers.
 	usesServers bool
 	// skipped lists what was left alone, and why.

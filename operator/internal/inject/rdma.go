@@ -51,7 +51,7 @@ func NewRDMA(spec evenkeel.RDMASpec) *RDMA {
 // on most nodes.
 func resolveRDMA(profile *evenkeel.NetworkProfile) *RDMA {
 	mode, spec := profile.Spec.Transport.Mode, profile.Spec.Transport.RDMA
-	if mode == evenkeel.TransportTCP {
+	if WithoutRDMA(profile.Spec.Transport) {
 		return nil
 	}
 	if mode != evenkeel.TransportRDMA || spec.ResourceName == "" {

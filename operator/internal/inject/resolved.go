@@ -34,6 +34,8 @@ type Resolved struct {
 	Environment map[string]string
 	// Containers are the names that the user chose; empty: selected by their requests.
 	Containers []string
+	// JobKey is the Secret with the job's key; nil: that of the reduction servers, if the job has some.
+	JobKey *JobKey `json:",omitempty"`
 	// Reduction has the job's reduction servers; nil: none.
 	Reduction *Reduction `json:",omitempty"`
 	// RDMA is the device that containers get; nil: none.
@@ -81,6 +83,7 @@ func Resolve(profile *evenkeel.NetworkProfile, containers string) Resolved {
 	for _, e := range profile.Spec.Environment {
 		r.Environment[e.Name] = e.Value
 	}
+	r.addEncryption(profile.Spec.Transport)
 	return r
 }
 
@@ -107,6 +110,9 @@ func (r Resolved) Annotations() map[string]string {
 	if len(r.Containers) > 0 {
 		a[evenkeel.ContainersKey] = strings.Join(r.Containers, ",")
 	}
+	if r.JobKey != nil && !r.JobKey.Made {
+		a[evenkeel.JobKeyKey] = r.JobKey.Secret
+	}
 	if r.Reduction != nil {
 		a[evenkeel.ReductionServersKey] = strings.Join(r.Reduction.Servers, ",")
 	}
@@ -120,13 +126,16 @@ func (r Resolved) Annotations() map[string]string {
 func Keys() []string {
 	return append([]string{
 		evenkeel.PluginImageKey, evenkeel.ImagePullSecretsKey, evenkeel.PythonKey, evenkeel.EnvironmentKey, evenkeel.ContainersKey,
-		evenkeel.ReductionServersKey, evenkeel.ReductionClientKey, evenkeel.RDMAUnusedKey,
+		evenkeel.ReductionServersKey, evenkeel.ReductionClientKey, evenkeel.RDMAUnusedKey, evenkeel.JobKeyKey,
 	}, rdmaKeys...)
 }
 
 // Labels go with the annotations.
 func (r Resolved) Labels() map[string]string {
 	l := map[string]string{evenkeel.ProfileKey: r.Profile}
+	if r.JobKey != nil && r.JobKey.Made {
+		l[evenkeel.JobKeyKey] = r.JobKey.Secret
+	}
 	if r.Reduction != nil {
 		l[evenkeel.ReductionClientKey] = r.Reduction.Service
 	}
@@ -183,6 +192,9 @@ func FromPod(labels, annotations map[string]string) (Resolved, error) {
 		}
 	}
 	var err error
+	if r.JobKey, err = keyFromPod(labels, annotations); err != nil {
+		return r, err
+	}
 	if r.Reduction, err = reductionFromPod(labels, annotations); err != nil {
 		return r, err
 	}

@@ -64,7 +64,14 @@ func (s Status) Version() string {
 	if s.Outcome != Loaded || !found || !strings.HasPrefix(version, "version ") {
 		return ""
 	}
+	version, _, _ = strings.Cut(version, ", encryption ")
 	return version
+}
+
+// Encrypts reports whether the plugin said that it encrypts. Versions that cannot say nothing about it.
+func (s Status) Encrypts() bool {
+	before, _, found := strings.Cut(s.Text, ", devices: ")
+	return s.Outcome == Loaded && found && strings.Contains(before, ", encryption required")
 }
 
 // String is the annotation's value.

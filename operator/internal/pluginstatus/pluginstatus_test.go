@@ -49,6 +49,24 @@ func TestPluginStatusRoundTrip(t *testing.T) {
 	}
 }
 
+func TestPluginStatusSaysWhetherItEncrypts(t *testing.T) {
+	for text, want := range map[string]bool{
+		"version 0.2.0, protocol 8, encryption required (TLS 1.3), devices: eth0":                                       true,
+		"version 0.2.0, protocol 8, encryption required (TLS 1.3; RDMA in clear over a trusted network), devices: eth0": true,
+		"version 0.2.0, protocol 8, encryption off, devices: eth0":                                                      false,
+		"version 0.2.0, protocol 8, devices: eth0":                                                                      false,
+		"version 0.2.0, protocol 8, devices: eth0, encryption required":                                                 false,
+	} {
+		s := Status{Outcome: Loaded, Text: text}
+		if s.Encrypts() != want || s.Version() != "version 0.2.0, protocol 8" {
+			t.Errorf("%s: %t, %q", text, s.Encrypts(), s.Version())
+		}
+	}
+	if (Status{Outcome: Failed, Text: "version 0.2.0, protocol 8, encryption required, devices: eth0"}).Encrypts() {
+		t.Error("a plugin that did not start")
+	}
+}
+
 func FuzzPluginReport(f *testing.F) {
 	f.Add([]byte("evenkeel-report 1\nuid\nLoaded\nx\n"))
 	f.Fuzz(func(t *testing.T, datagram []byte) {

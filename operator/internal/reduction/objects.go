@@ -1,6 +1,7 @@
 package reduction
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 
@@ -15,6 +16,7 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/inject"
+	"evenkeel.dev/evenkeel/operator/internal/jobkey"
 )
 
 const (
@@ -39,7 +41,7 @@ func Key(service *evenkeel.ReductionService, key []byte) *corev1.Secret {
 	return &corev1.Secret{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
 		ObjectMeta: objectMeta(service), Type: corev1.SecretTypeOpaque, Immutable: &yes,
-		Data: map[string][]byte{inject.KeyName: key},
+		Data: jobkey.Data(key),
 	}
 }
 
@@ -161,7 +163,7 @@ func serverPod(service *evenkeel.ReductionService) *corev1.Pod {
 			NodeSelector: spec.NodeSelector, Tolerations: spec.Tolerations,
 			Affinity:                  affinity(service, spec.Placement),
 			TopologySpreadConstraints: spreadConstraints(service, spec.Placement),
-			Volumes:                   []corev1.Volume{inject.KeyVolume(service.Name)},
+			Volumes:                   []corev1.Volume{inject.KeyVolume(cmp.Or(service.Spec.KeySecretName, service.Name))},
 			Containers: []corev1.Container{{
 				Name: Container, Image: service.Spec.Image, ImagePullPolicy: corev1.PullIfNotPresent,
 				Args: []string{

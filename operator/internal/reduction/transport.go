@@ -20,7 +20,7 @@ func SetTransport(service *evenkeel.ReductionService, profile *evenkeel.NetworkP
 	of, spec := inject.Resolve(profile, ""), &service.Spec
 	spec.Transport, spec.Environment = *profile.Spec.Transport.DeepCopy(), nil
 	for _, name := range of.Variables() {
-		if name == inject.TransportEnv || strings.HasPrefix(name, portSettings) {
+		if name == inject.TransportEnv || name == inject.EncryptionEnv || name == inject.RDMANetworkEnv || strings.HasPrefix(name, portSettings) {
 			spec.Environment = append(spec.Environment, evenkeel.EnvironmentVariable{Name: name, Value: of.Environment[name]})
 		}
 	}

@@ -497,6 +497,8 @@ func TestPermissionsAreNarrow(t *testing.T) {
 		{"evenkeel-controller", "create", "", "secrets", "default", "", true},
 		{"evenkeel-controller", "get", "", "secrets", "default", "train-reduce-0", false},
 		{"evenkeel-controller", "list", "", "secrets", "default", "", false},
+		{"evenkeel-controller", "update", "", "secrets", "default", "train-key-01234567", false},
+		{"evenkeel-controller", "delete", "", "secrets", "default", "train-key-01234567", false},
 		{"evenkeel-controller", "delete", "apps", "statefulsets", "default", "", false},
 		// Which of a node's fields, an admission policy says.
 		{"evenkeel-controller", "patch", "", "nodes", "", "modern", true},

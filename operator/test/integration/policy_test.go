@@ -41,6 +41,16 @@ func setEnv(values ...corev1.EnvVar) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Spec.Containers[0].Env = values }
 }
 
+// hasKey names a Secret with the job's key, beside another change.
+func hasKey(secret string, change func(*corev1.Pod)) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Annotations[evenkeel.JobKeyKey] = secret
+		if change != nil {
+			change(p)
+		}
+	}
+}
+
 func requests(names ...string) corev1.ResourceRequirements {
 	r := corev1.ResourceRequirements{Limits: corev1.ResourceList{}}
 	for _, name := range names {
@@ -75,6 +85,10 @@ func injectionProfiles() map[string]evenkeel.NetworkProfileSpec {
 		"both-strict":  {Plugin: evenkeel.PluginSpec{Delivery: evenkeel.DeliveryImageVolume, Strict: &yes}},
 		"both-rdma": {Plugin: plugin(evenkeel.DeliveryImageVolume), Transport: evenkeel.TransportSpec{Mode: evenkeel.TransportRDMA, RDMA: evenkeel.RDMASpec{
 			ResourceName: "rdma/hca", Count: &two, MemoryLock: evenkeel.MemoryLockCapability, Networks: "rail0,rail1"}}},
+		"both-encrypted":         {Plugin: plugin(evenkeel.DeliveryImageVolume), Transport: evenkeel.TransportSpec{Encryption: evenkeel.EncryptionRequired}},
+		"both-encrypted-present": {Plugin: evenkeel.PluginSpec{Delivery: evenkeel.DeliveryPreinstalled}, Transport: evenkeel.TransportSpec{Encryption: evenkeel.EncryptionRequired}},
+		"both-encrypted-rdma": {Plugin: plugin(evenkeel.DeliveryImageVolume), Transport: evenkeel.TransportSpec{Mode: evenkeel.TransportRDMA, Encryption: evenkeel.EncryptionRequired,
+			RDMA: evenkeel.RDMASpec{ResourceName: "rdma/hca", Network: evenkeel.RDMANetworkTrusted}}},
 		"both-rdma-none": {Plugin: plugin(evenkeel.DeliveryImageVolume), Transport: evenkeel.TransportSpec{Mode: evenkeel.TransportRDMA}},
 		"both-elsewhere": {NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "another"}}},
 		"both-here": {NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "mine"}, MatchExpressions: []metav1.LabelSelectorRequirement{
@@ -212,6 +226,40 @@ func injectionCases() []injectionCase {
 		{name: "networks of the user's", profile: "both-rdma", change: func(p *corev1.Pod) { p.Annotations[evenkeel.NetworksKey] = "mine" }},
 		{name: "the same networks", profile: "both-rdma", change: func(p *corev1.Pod) { p.Annotations[evenkeel.NetworksKey] = "rail0,rail1" }},
 		{name: "RDMA without a device", profile: "both-rdma-none", refusal: "requires RDMA and has no device to assign"},
+		{name: "encryption", profile: "both-encrypted", change: hasKey("theirs", nil)},
+		{name: "encryption beside a sidecar", profile: "both-encrypted", change: hasKey("theirs", func(p *corev1.Pod) {
+			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "istio-proxy", Image: "x"})
+		})},
+		{name: "encryption, preinstalled", profile: "both-encrypted-present", change: hasKey("theirs", nil)},
+		{name: "encryption and a trusted network", profile: "both-encrypted-rdma", change: hasKey("theirs", nil)},
+		{name: "a key without encryption", profile: "both-settings", change: hasKey("their.secret", nil)},
+		{name: "a key beside the user's", profile: "both-encrypted", change: hasKey("theirs", setEnv(corev1.EnvVar{Name: "EVENKEEL_JOB_KEY", Value: "0"}, corev1.EnvVar{Name: "EVENKEEL_JOB_KEY_FILE", Value: "/k"}))},
+		{name: "a key beside the user's mount", profile: "both-present", change: hasKey("theirs", func(p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{Name: "d", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+			p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "d", MountPath: "/var/run/secrets/evenkeel.dev/"}}
+		})},
+		{name: "a key and a mount in place of the plugin", profile: "both-settings", change: hasKey("theirs", func(p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{Name: "d", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+			p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "d", MountPath: "/opt/evenkeel"}}
+		})},
+		{name: "a key on Windows", profile: "both-encrypted", change: hasKey("theirs", func(p *corev1.Pod) { p.Spec.OS = &corev1.PodOS{Name: corev1.Windows} })},
+		{name: "a copied label of a key", profile: "both-settings", change: func(p *corev1.Pod) { p.Labels = map[string]string{evenkeel.JobKeyKey: "train-key-01234567"} }},
+		{name: "encryption without a key", profile: "both-encrypted", refusal: "names a Secret of its namespace with the entry job-key"},
+		{name: "encryption with a copied label of a key", profile: "both-encrypted", refusal: "names a Secret of its namespace", change: func(p *corev1.Pod) { p.Labels = map[string]string{evenkeel.JobKeyKey: "train-key-01234567"} }},
+		{name: "a key of no name", profile: "both-encrypted", change: hasKey("../theirs", nil), refusal: `evenkeel.dev/job-key is "../theirs"`},
+		{name: "a key of too long a name", profile: "both-encrypted", change: hasKey(strings.Repeat("a", 254), nil), refusal: "the name of a Secret"},
+		{name: "the key's volume is taken", profile: "both-encrypted", refusal: `volume named "evenkeel-job-key"`, change: hasKey("theirs", func(p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{Name: "evenkeel-job-key", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+		})},
+		{name: "encryption turned off", profile: "both-encrypted", refusal: "sets EVENKEEL_ENCRYPTION itself", change: hasKey("theirs", setEnv(corev1.EnvVar{Name: "EVENKEEL_ENCRYPTION", Value: "off"}))},
+		{name: "encryption and a network said to be trusted", profile: "both-encrypted", refusal: "sets EVENKEEL_RDMA_NETWORK itself", change: hasKey("theirs", setEnv(corev1.EnvVar{Name: "EVENKEEL_RDMA_NETWORK", Value: "trusted"}))},
+		{name: "encryption and NCCL's sockets", profile: "both-encrypted", refusal: "sets NCCL_NET itself", change: hasKey("theirs", setEnv(corev1.EnvVar{Name: "NCCL_NET", Value: "Socket"}))},
+		{name: "encryption and another plugin", profile: "both-encrypted", refusal: "sets NCCL_NET_PLUGIN itself", change: hasKey("theirs", setEnv(corev1.EnvVar{Name: "NCCL_NET_PLUGIN", Value: "none"}))},
+		{name: "encryption and a mount in place of the plugin", profile: "both-encrypted", refusal: "mounts /opt/evenkeel itself", change: hasKey("theirs", func(p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{Name: "d", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+			p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "d", MountPath: "/opt/evenkeel"}}
+		})},
+		{name: "the same variables", profile: "both-encrypted", change: hasKey("theirs", setEnv(corev1.EnvVar{Name: "EVENKEEL_ENCRYPTION", Value: "required"}, corev1.EnvVar{Name: "NCCL_NET", Value: "Evenkeel"}))},
 		{name: "a profile for others", profile: "both-elsewhere", refusal: "is not for namespace"},
 		{name: "a profile for others by an expression", profile: "both-not-here", refusal: "is not for namespace"},
 		{name: "a profile for the namespace", profile: "both-here"},

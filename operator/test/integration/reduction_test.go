@@ -569,7 +569,10 @@ func TestReductionGuardLimitsController(t *testing.T) {
 	network := func(selector map[string]string) *networkingv1.NetworkPolicy {
 		return &networkingv1.NetworkPolicy{ObjectMeta: of(nil), Spec: networkingv1.NetworkPolicySpec{PodSelector: metav1.LabelSelector{MatchLabels: selector}, Ingress: []networkingv1.NetworkPolicyIngressRule{{}}}}
 	}
-	for _, good := range []client.Object{headless(nil), key(nil), budget(servers), network(servers)} {
+	users := object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+		p.Volumes[0].Secret.SecretName = "theirs"
+	})
+	for _, good := range []client.Object{headless(nil), key(nil), budget(servers), network(servers), users} {
 		if err := controller.Create(t.Context(), good, client.DryRunAll); err != nil {
 			t.Fatalf("%T: %v", good, err)
 		}
@@ -598,7 +601,14 @@ func TestReductionGuardLimitsController(t *testing.T) {
 			p.Volumes[0].VolumeSource = corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}
 		}),
 		"another's Secret": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			p.Volumes[0].Secret.SecretName, p.Volumes[0].Secret.Items = "database", nil
+		}),
+		"another entry of another's Secret": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
+			p.Volumes[0].Secret.SecretName, p.Volumes[0].Secret.Items[0].Key = "database", "password"
+		}),
+		"two entries of another's Secret": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
 			p.Volumes[0].Secret.SecretName = "database"
+			p.Volumes[0].Secret.Items = append(p.Volumes[0].Secret.Items, corev1.KeyToPath{Key: "password", Path: "password"})
 		}),
 		"another's Secret in a variable": object(func(s *appsv1.StatefulSet, p *corev1.PodSpec, c *corev1.Container) {
 			c.Env = append(c.Env, corev1.EnvVar{Name: "EVENKEEL_A", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "database"}, Key: "password"}}})
@@ -708,8 +718,8 @@ func TestReductionGuardLimitsController(t *testing.T) {
 			refused(t, controller.Create(t.Context(), object, client.DryRunAll), "'evenkeel-reduction' denied")
 		})
 	}
-	users := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "users"}, Spec: corev1.ServiceSpec{ClusterIP: "None"}}
-	if err := admin.Create(t.Context(), users); err != nil {
+	others := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "users"}, Spec: corev1.ServiceSpec{ClusterIP: "None"}}
+	if err := admin.Create(t.Context(), others); err != nil {
 		t.Fatal(err)
 	}
 	for name, change := range map[string]string{
@@ -723,7 +733,7 @@ func TestReductionGuardLimitsController(t *testing.T) {
 	}
 	taken := client.RawPatch("application/merge-patch+json", []byte(`{"metadata": {"labels": {"evenkeel.dev/reduction-server": "users"},
 	  "ownerReferences": [{"apiVersion": "evenkeel.dev/v1alpha1", "kind": "ReductionService", "name": "users", "uid": "x"}]}}`))
-	refused(t, controller.Patch(t.Context(), users, taken), "only what it created")
+	refused(t, controller.Patch(t.Context(), others, taken), "only what it created")
 }
 
 func TestReductionServiceValidation(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -156,6 +157,59 @@ func TestKubectlPluginWhyJob(t *testing.T) {
 	plugin(t, config, cli.ExitError, "why cronjob/llama", `"llama" not found`)
 	plugin(t, config, cli.ExitError, "why sailboat/llama", `the cluster has no kind "sailboat"`)
 	plugin(t, config, cli.ExitPass, "why pod/llama-0", "Pod default/llama-0: no pod of it has the plugin", "belongs on its pod template", "EVENKEEL_FLOWS=many")
+}
+
+// What is in force is what the template asks for and what the plugin reports.
+func TestKubectlPluginWhyEncryption(t *testing.T) {
+	config := kubeconfig(t)
+	removed := func(object client.Object) {
+		t.Cleanup(func() {
+			if err := admin.Delete(context.Background(), object, client.GracePeriodSeconds(0), client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	job := func(name string, labels, annotations map[string]string) *batchv1.Job {
+		j := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Annotations: map[string]string{evenkeel.ProfileKey: "default"}}}
+		j.Spec.Suspend = new(bool)
+		*j.Spec.Suspend = true
+		// What the workload webhook does.
+		j.Spec.Template.Labels = map[string]string{evenkeel.ProfileKey: "default"}
+		maps.Copy(j.Spec.Template.Labels, labels)
+		j.Spec.Template.Annotations = map[string]string{
+			evenkeel.PluginImageKey: pluginName, evenkeel.DeliveryKey: "ImageVolume", evenkeel.PluginPathKey: "/plugin", evenkeel.ConflictPolicyKey: "Keep",
+			evenkeel.EnvironmentKey: `{"EVENKEEL_ENCRYPTION": "required", "NCCL_NET": "Evenkeel"}`,
+		}
+		maps.Copy(j.Spec.Template.Annotations, annotations)
+		j.Spec.Template.Spec = corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{
+			Name: "c", Image: "c", Env: []corev1.EnvVar{{Name: "EVENKEEL_ENCRYPTION", Value: "required"}}}}}
+		if err := admin.Create(t.Context(), j); err != nil {
+			t.Fatal(err)
+		}
+		removed(j)
+		return j
+	}
+	made := job("secret", map[string]string{evenkeel.JobKeyKey: "secret-key-01234567"}, nil)
+	job("theirs", nil, map[string]string{evenkeel.JobKeyKey: "their.secret"})
+	job("reduced", map[string]string{evenkeel.ReductionClientKey: "reduced-reduce-0"}, map[string]string{evenkeel.ReductionServersKey: "a:1,b:1"})
+	const encrypts, old = "encryption required (TLS 1.3), devices: eth0", "devices: eth0"
+	for name, text := range map[string]string{"secret-0": encrypts, "secret-1": old} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: name, Labels: map[string]string{evenkeel.ProfileKey: "default"}, OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(made, batchv1.SchemeGroupVersion.WithKind("Job"))},
+			Annotations: map[string]string{evenkeel.InjectedKey: "1234", evenkeel.PluginStatusKey: "Loaded 2026-11-23T07:00:00Z version 0.2.0, protocol 8, " + text},
+		}, Spec: made.Spec.Template.Spec}
+		if err := admin.Create(t.Context(), pod); err != nil {
+			t.Fatal(err)
+		}
+		removed(pod)
+	}
+	clear := "sends in clear, although its profile requires encryption"
+	out := plugin(t, config, cli.ExitPass, "why secret", "encryption required", "Secret secret-key-01234567, made by Evenkeel", encrypts+"\n", clear)
+	if strings.Count(out, clear) != 1 {
+		t.Errorf("one of two pods does not encrypt:\n%s", out)
+	}
+	plugin(t, config, cli.ExitPass, "why theirs", "Secret their.secret, brought by the job's user")
+	plugin(t, config, cli.ExitPass, "why reduced", "Secret reduced-reduce-0, made by Evenkeel")
 }
 
 // No controller runs here: what is said follows from the objects alone.

@@ -36,7 +36,7 @@ const (
 // mode RDMA it is the only one offered. With mode Auto most nodes that jobs can run on now have to offer it.
 func observeRDMA(profile *evenkeel.NetworkProfile, nodes []*corev1.Node, status *evenkeel.NetworkProfileStatus) {
 	transport := profile.Spec.Transport
-	if transport.Mode == evenkeel.TransportTCP {
+	if inject.WithoutRDMA(transport) {
 		meta.RemoveStatusCondition(&status.Conditions, evenkeel.ConditionRDMA)
 		return
 	}

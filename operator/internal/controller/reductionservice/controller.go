@@ -8,12 +8,8 @@ package reductionservice
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"fmt"
-	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -24,12 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -42,7 +34,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/inject"
+	"evenkeel.dev/evenkeel/operator/internal/jobkey"
 	"evenkeel.dev/evenkeel/operator/internal/kube/events"
+	"evenkeel.dev/evenkeel/operator/internal/kube/labelledjobs"
 	"evenkeel.dev/evenkeel/operator/internal/kube/statusapply"
 	access "evenkeel.dev/evenkeel/operator/internal/profile"
 	"evenkeel.dev/evenkeel/operator/internal/reduction"
@@ -55,8 +50,6 @@ const (
 	rejectedRetry = time.Minute
 	// keyRetry is the interval at which a key that somebody deleted is made again, while servers that need it are not ready.
 	keyRetry = time.Minute
-	// listTimeout bounds the first listing of a kind of job, which is tried again.
-	listTimeout = 30 * time.Second
 )
 
 // Reconciler makes and watches reduction servers.
@@ -69,37 +62,24 @@ type Reconciler struct {
 
 	client client.Client
 	live   client.Reader
+	jobs   *labelledjobs.Jobs
 	// watched caches jobs with servers, and the servers' pods. The manager's cache has other Jobs and pods.
 	watched cache.Cache
-
-	mu sync.Mutex
-	// kinds of jobs that are watched and listed.
-	kinds []schema.GroupVersionKind
 }
 
 // SetupWithManager starts the controller with the manager.
 func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	c.client, c.live = mgr.GetClient(), mgr.GetAPIReader()
-	servers := cache.ByObject{Label: labelExists(evenkeel.ReductionServerKey)}
+	servers := cache.ByObject{Label: labelledjobs.Exists(evenkeel.ReductionServerKey)}
 	byObject := map[client.Object]cache.ByObject{&corev1.Pod{}: servers}
 	for _, object := range owned {
 		byObject[object] = servers
 	}
-	var err error
-	c.watched, err = cache.New(mgr.GetConfig(), cache.Options{
-		HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(),
-		DefaultLabelSelector: labelExists(evenkeel.ReductionClientKey),
-		ByObject:             byObject,
-		DefaultTransform:     cache.TransformStripManagedFields(),
-		// Otherwise reading a kind that is not watched would start a watch.
-		ReaderFailOnMissingInformer: true,
-	})
+	jobs, err := labelledjobs.New(mgr, evenkeel.ReductionClientKey, byObject)
 	if err != nil {
-		return fmt.Errorf("cache: %w", err)
-	}
-	if err := mgr.Add(c.watched); err != nil {
 		return err
 	}
+	c.jobs, c.watched = jobs, jobs.Cache
 	// Reading a kind requires that it is watched.
 	for _, object := range []client.Object{&evenkeel.NetworkProfile{}, &corev1.Node{}} {
 		if _, err := mgr.GetCache().GetInformer(context.Background(), object); err != nil {
@@ -109,7 +89,7 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	controller := builder.ControllerManagedBy(mgr).Named("reductionservice").
 		For(&evenkeel.ReductionService{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(c.servicesOn), builder.WithPredicates(cordonChanged)).
-		WatchesRawSource(source.Kind[client.Object](c.watched, &corev1.Pod{}, named(evenkeel.ReductionServerKey)))
+		WatchesRawSource(source.Kind[client.Object](c.watched, &corev1.Pod{}, labelledjobs.Named(evenkeel.ReductionServerKey)))
 	for _, object := range owned {
 		kind, err := mgr.GetClient().GroupVersionKindFor(object)
 		if err != nil {
@@ -117,15 +97,15 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 		}
 		metadata := &metav1.PartialObjectMetadata{}
 		metadata.SetGroupVersionKind(kind)
-		controller = controller.WatchesRawSource(source.Kind[client.Object](c.watched, metadata, named(evenkeel.ReductionServerKey), lostOrChanged))
+		controller = controller.WatchesRawSource(source.Kind[client.Object](c.watched, metadata, labelledjobs.Named(evenkeel.ReductionServerKey), lostOrChanged))
 	}
 	built, err := controller.Build(c)
 	if err != nil {
 		return err
 	}
 	return mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
-		c.watchJobs(ctx, mgr, func(job *unstructured.Unstructured) error {
-			return built.Watch(source.Kind[client.Object](c.watched, job, named(evenkeel.ReductionClientKey)))
+		c.jobs.Watch(ctx, mgr, c.KindPoll, func(job *unstructured.Unstructured) error {
+			return built.Watch(source.Kind[client.Object](c.watched, job, labelledjobs.Named(evenkeel.ReductionClientKey)))
 		})
 		return nil
 	}))
@@ -167,64 +147,6 @@ func (c *Reconciler) servicesOn(ctx context.Context, node client.Object) []recon
 	return requests
 }
 
-// labelExists selects what has the label.
-func labelExists(label string) labels.Selector {
-	r, err := labels.NewRequirement(label, selection.Exists, nil)
-	if err != nil {
-		panic(err) // the labels are constants
-	}
-	return labels.NewSelector().Add(*r)
-}
-
-// named enqueues the service that the object's label names.
-func named(label string) handler.EventHandler {
-	return handler.EnqueueRequestsFromMapFunc(func(_ context.Context, object client.Object) []reconcile.Request {
-		return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: object.GetNamespace(), Name: object.GetLabels()[label]}}}
-	})
-}
-
-// watchJobs watches every kind of job as soon as the cluster serves it.
-func (c *Reconciler) watchJobs(ctx context.Context, mgr manager.Manager, watch func(*unstructured.Unstructured) error) {
-	missing := workload.Kinds()
-	// It ends when all kinds are watched, or with the manager.
-	_ = wait.PollUntilContextCancel(ctx, c.KindPoll, true, func(ctx context.Context) (bool, error) {
-		missing = slices.DeleteFunc(missing, func(kind schema.GroupKind) bool {
-			mapping, err := mgr.GetRESTMapper().RESTMapping(kind)
-			if err != nil {
-				return false // not served, or currently unknown
-			}
-			job := &unstructured.Unstructured{}
-			job.SetGroupVersionKind(mapping.GroupVersionKind)
-			if err = c.list(ctx, job); err == nil {
-				err = watch(job)
-			}
-			if err != nil && ctx.Err() == nil {
-				mgr.GetLogger().Error(err, "watch jobs", "kind", mapping.GroupVersionKind.String())
-			}
-			return err == nil
-		})
-		return len(missing) == 0, nil
-	})
-}
-
-// list waits until all jobs of the kind are listed. Before that, a job that is not found may exist.
-func (c *Reconciler) list(ctx context.Context, job *unstructured.Unstructured) error {
-	ctx, cancel := context.WithTimeout(ctx, listTimeout)
-	defer cancel()
-	if _, err := c.watched.GetInformer(ctx, job); err != nil {
-		return fmt.Errorf("list: %w", err)
-	}
-	if !c.watched.WaitForCacheSync(ctx) {
-		return fmt.Errorf("not listed within %s", listTimeout)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if kind := job.GroupVersionKind(); !slices.Contains(c.kinds, kind) {
-		c.kinds = append(c.kinds, kind)
-	}
-	return nil
-}
-
 // Reconcile creates or updates the servers of one job.
 func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	service := &evenkeel.ReductionService{}
@@ -237,7 +159,7 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	if exists && service.DeletionTimestamp != nil {
 		return reconcile.Result{}, nil // garbage collection deletes what it owns
 	}
-	job, err := c.job(ctx, request, service.OwnerReferences)
+	job, err := c.jobs.Find(ctx, request.Namespace, request.Name, service.OwnerReferences)
 	if err != nil || job == nil {
 		return reconcile.Result{}, err // the job was deleted, or is not listed yet
 	}
@@ -245,31 +167,6 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 		return c.createService(ctx, request, job)
 	}
 	return c.reconcileServers(ctx, service, job)
-}
-
-// job returns the job whose label names the service: its owner, if it has one, else the oldest.
-func (c *Reconciler) job(ctx context.Context, service reconcile.Request, owners []metav1.OwnerReference) (*unstructured.Unstructured, error) {
-	c.mu.Lock()
-	kinds := slices.Clone(c.kinds)
-	c.mu.Unlock()
-	var found *unstructured.Unstructured
-	for _, kind := range kinds {
-		list := &unstructured.UnstructuredList{}
-		list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
-		if err := c.watched.List(ctx, list, client.InNamespace(service.Namespace), client.MatchingLabels{evenkeel.ReductionClientKey: service.Name}); err != nil {
-			return nil, fmt.Errorf("list %s: %w", list.GetKind(), err)
-		}
-		for i := range list.Items {
-			job := &list.Items[i]
-			if slices.ContainsFunc(owners, func(o metav1.OwnerReference) bool { return o.UID == job.GetUID() }) {
-				return job, nil
-			}
-			if len(owners) == 0 && (found == nil || job.GetCreationTimestamp().Time.Before(found.GetCreationTimestamp().Time)) {
-				found = job
-			}
-		}
-	}
-	return found, nil
 }
 
 // createService creates the service of a job.
@@ -345,6 +242,13 @@ func (c *Reconciler) service(ctx context.Context, name string, job *unstructured
 			Server: profile.Spec.Reduction.Server,
 		},
 	}
+	users, err := inject.UsersKey(first.Annotations()[evenkeel.JobKeyKey])
+	if err != nil {
+		return nil, err.Error(), nil
+	}
+	if users != nil {
+		service.Spec.KeySecretName = users.Secret
+	}
 	reduction.SetTransport(service, profile, nodes.Items)
 	if t := service.Spec.Transport; t.Mode == evenkeel.TransportRDMA && t.RDMA.ResourceName == "" {
 		return nil, fmt.Sprintf("NetworkProfile %s requires RDMA and has no device to assign", profile.Name), nil
@@ -369,7 +273,7 @@ func (c *Reconciler) reconcileServers(ctx context.Context, service *evenkeel.Red
 	now := c.Clock.Now()
 	status, pending := observeStatus(service, job, pods.Items, nodes.Items, now)
 	waiting := running > 0 && !meta.IsStatusConditionTrue(status.Conditions, evenkeel.ConditionAvailable)
-	if waiting {
+	if waiting && service.Spec.KeySecretName == "" {
 		if err := c.makeKey(ctx, service, job); err != nil {
 			return reconcile.Result{}, err
 		}
@@ -395,11 +299,11 @@ func (c *Reconciler) reconcileServers(ctx context.Context, service *evenkeel.Red
 
 // makeKey creates the job's key, if there is none. The controller cannot read it.
 func (c *Reconciler) makeKey(ctx context.Context, service *evenkeel.ReductionService, job *unstructured.Unstructured) error {
-	random := make([]byte, 32)
-	if _, err := rand.Read(random); err != nil {
-		return fmt.Errorf("random numbers: %w", err)
+	key, err := jobkey.New()
+	if err != nil {
+		return err
 	}
-	err := c.client.Create(ctx, reduction.Key(service, []byte(hex.EncodeToString(random))))
+	err = c.client.Create(ctx, reduction.Key(service, key))
 	switch {
 	case err == nil && len(service.Status.Conditions) > 0:
 		now := c.Clock.Now()
