@@ -444,6 +444,31 @@ fn different_job_keys_are_refused() {
     assert!(error.to_string().contains("job key"), "{error}");
 }
 
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn encryption_takes_rdma_over_a_trusted_network_only() {
+    let with = |key: &str, mode: &str, network: &str| {
+        let key = key.repeat(32);
+        let settings = [
+            ("EVENKEEL_TRANSPORT", mode),
+            ("EVENKEEL_JOB_KEY", key.as_str()),
+            ("EVENKEEL_ENCRYPTION", "required"),
+            ("EVENKEEL_RDMA_NETWORK", network),
+        ];
+        transport_with(&settings)
+    };
+    let trusting = || with("c0", "rdma", "trusted").0;
+    let (send, recv) = pair(&trusting(), &trusting());
+    exchange((&send, &recv), &[100, 100_000, 1 << 20], |_| {});
+    let (_listener, handle) = listen(&trusting());
+    let other = with("c1", "rdma", "trusted").0;
+    let call = other.connect(0, &handle, "", MemoryTypes::HOST).unwrap();
+    let error = until(|| call.poll().err());
+    assert!(error.to_string().contains("job key"), "{error}");
+    let (_, log) = with("c0", "auto", "untrusted");
+    assert!(lock(&log.0).iter().any(|line| line.contains("RDMA is not used")));
+}
+
 /// Takes the port down for the whole machine, so this test has a machine of its own.
 #[test]
 #[ignore = "runs in the RDMA lab"]

@@ -227,7 +227,23 @@ fn tcp_fallback_when_roce_packets_are_dropped() {
 #[test]
 #[ignore = "runs in the RDMA lab"]
 fn lost_control_connection_is_replaced_under_load() {
-    let connection = TestConnection::new(&TIMEOUTS);
+    control_connection_is_replaced(&TIMEOUTS);
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn lost_encrypted_control_connection_is_replaced_under_load() {
+    let key = "c0".repeat(32);
+    let encrypted = [
+        ("EVENKEEL_JOB_KEY", key.as_str()),
+        ("EVENKEEL_ENCRYPTION", "required"),
+        ("EVENKEEL_RDMA_NETWORK", "trusted"),
+    ];
+    control_connection_is_replaced(&[&TIMEOUTS[..], &encrypted].concat());
+}
+
+fn control_connection_is_replaced(settings: &[(&str, &str)]) {
+    let connection = TestConnection::new(settings);
     connection.exchange(&[1 << 20], |_| {});
     let _drop_rule = DropRule::new("ip protocol tcp ip saddr 10.77.0.0/24");
     // Many messages arrive while a handshake on the other link is slow.
