@@ -2,15 +2,17 @@
 
 import argparse
 import ctypes
+import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from evenkeel._evenkeel import StoreServer
@@ -33,13 +35,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command line. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="evenkeel-run",
-        usage="%(prog)s [-n N] [--old-nccl] COMMAND...",
+        usage="%(prog)s [-n N] [--watch] [--timeline FILE] [--old-nccl] COMMAND...",
         description="Runs a command with Evenkeel as NCCL's network, and reports afterwards whether NCCL used it.",
         epilog="examples: evenkeel-run torchrun --nproc-per-node 8 train.py    "
         "mpirun -np 16 evenkeel-run all_reduce_perf -b 8 -e 1G    evenkeel-run -n 4 python train.py",
     )
     parser.add_argument("-n", type=int, dest="ranks", metavar="N", help="start the command as N ranks on this host")
     parser.add_argument("--old-nccl", action="store_true", help="for NCCL before 2.21, and RCCL likewise, which find plugins by name only")
+    parser.add_argument("--watch", action="store_true", help="say, while the command runs, which rank, card or path its ranks wait for")
+    parser.add_argument("--timeline", metavar="FILE", help="write a picture of who waited for what, when: an SVG file, from the host of the lowest rank")
     parser.add_argument("--plugin-path", action="store_true", help="print the path of the plugin and do nothing else")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
     options = parser.parse_args(arguments)
@@ -57,14 +61,18 @@ def main(arguments: list[str] | None = None) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
     with tempfile.TemporaryDirectory(prefix="evenkeel-run-") as folder:
         environment = plugin_environment(os.environ, folder, options.old_nccl)
+        verdicts = Verdicts(Path(folder))
+        meanwhile = verdicts.tell_changes if options.watch else lambda: None
         try:
             if options.ranks is None:
-                status = _wait([_start(options.command, environment, signal.SIGTERM)])
+                status = _wait([_start(options.command, environment, signal.SIGTERM)], meanwhile)
             else:
-                status = _run_ranks(options.ranks, options.command, environment)
+                status = _run_ranks(options.ranks, options.command, environment, meanwhile)
         except OSError as error:
             _log(f"cannot run {options.command[0]}: {error.strerror}")
             return 127 if isinstance(error, FileNotFoundError) else 126
+        if options.timeline:
+            verdicts.keep_timeline(options.timeline)
         found = report(Path(folder), environment, options.old_nccl)
         if found or options.ranks is None:
             for line in found or [_unused(environment, folder)]:
@@ -93,6 +101,45 @@ def plugin_environment(given: Mapping[str, str], folder: str, old_nccl: bool) ->
         environment["NCCL_DEBUG"] = "INFO"
         environment["NCCL_DEBUG_FILE"] = os.path.join(folder, "nccl.%h.%p")
     return environment
+
+
+class Verdicts:
+    """What the processes of this host have found out about whom the job waits for, from their files in the status folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._told: set[str] = set()
+
+    def tell_changes(self) -> None:
+        """Logs what is new since the last call."""
+        texts = self._texts()
+        for text in sorted(texts.keys() - self._told):
+            _log(texts[text])
+        if self._told and not texts:
+            _log("its ranks no longer wait for anybody in particular")
+        self._told = set(texts)
+
+    def _texts(self) -> dict[str, str]:
+        """The sentences about suspects, by what they are about: figures change all the time."""
+        texts = {}
+        for path in self._folder.glob("verdict.*"):
+            try:
+                verdict = json.loads(path.read_text())
+                suspects = [(its["class"], its["host"], its.get("rank")) for its in verdict["suspects"]]
+                if suspects:
+                    texts[repr(sorted(map(repr, suspects)))] = str(verdict["text"])
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # such as a file of another version
+        return texts
+
+    def keep_timeline(self, file: str) -> None:
+        """Copies the picture of the job, if the process that draws it is on this host."""
+        try:
+            shutil.copyfile(self._folder / "timeline.svg", file)
+        except FileNotFoundError:
+            _log(f"no picture for --timeline {file}: the process that draws it is on the host of the lowest rank, and begins after some seconds")
+        except OSError as error:
+            _log(f"--timeline {file}: {error.strerror}")
 
 
 def report(folder: Path, environment: Mapping[str, str], old_nccl: bool) -> list[str]:
@@ -153,7 +200,7 @@ def _processes(processes: Iterable[int]) -> str:
     return f"process {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} processes ({', '.join(map(str, numbers))})"
 
 
-def _run_ranks(count: int, command: list[str], environment: dict[str, str]) -> int:
+def _run_ranks(count: int, command: list[str], environment: dict[str, str], meanwhile: Callable[[], None]) -> int:
     with StoreServer() as store:
         common = {
             "WORLD_SIZE": str(count),
@@ -169,7 +216,7 @@ def _run_ranks(count: int, command: list[str], environment: dict[str, str]) -> i
             for rank in range(count):
                 own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 ranks.append(_start(command, environment | common | own, signal.SIGKILL))
-            return _wait(ranks)
+            return _wait(ranks, meanwhile)
         finally:
             for child in ranks:
                 child.kill()
@@ -189,8 +236,8 @@ def _start(command: list[str], environment: dict[str, str], when_orphaned: signa
     return subprocess.Popen(command, env=environment, preexec_fn=in_child)
 
 
-def _wait(ranks: list["subprocess.Popen[bytes]"]) -> int:
-    """Waits for all ranks and forwards signals to them. Returns the status of the first failure. The others get a while to notice it."""
+def _wait(ranks: list["subprocess.Popen[bytes]"], meanwhile: Callable[[], None]) -> int:
+    """Waits for all ranks and forwards signals to them. Calls ``meanwhile`` about once a second. Returns the status of the first failure. The others get a while to notice it."""
     running = dict(enumerate(ranks))
     first, deadline, next_signal = 0, None, signal.SIGTERM
     while running:
@@ -210,6 +257,7 @@ def _wait(ranks: list["subprocess.Popen[bytes]"]) -> int:
             deadline, next_signal = time.monotonic() + _GRACE, signal.SIGKILL
         if not running:
             break
+        meanwhile()
         received = signal.sigtimedwait(_FORWARDED | {signal.SIGCHLD}, 1.0)
         # Signals from a terminal have already reached the command.
         if received is not None and received.si_signo != signal.SIGCHLD and received.si_code != _SI_KERNEL:

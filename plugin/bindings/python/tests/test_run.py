@@ -65,6 +65,34 @@ class Commands(unittest.TestCase):
         ran = run(sys.executable, "-c", WRITE_LOG.format(log="NCCL version 2.19.3+cuda12.1\n" + log))
         self.assertRegex(ran.stderr, "NCCL 2.19, which needs evenkeel-run --old-nccl")
 
+    def test_watch_tells_whom_ranks_wait_for_and_keeps_the_picture(self):
+        # The program does what a rank does that has judged. It goes on until its sentence is told.
+        verdict = '{"suspects": [{"class": "late", "host": "n3", "rank": 5}], "text": "7 of 8 ranks wait for rank 5 on n3"}'
+        program = (
+            "import os, pathlib, time\nfolder = pathlib.Path(os.environ['EVENKEEL_STATUS_DIR'])\n"
+            f"(folder / 'verdict.1').write_text({verdict!r})\n(folder / 'verdict.2').write_text('no JSON')\n"
+            f"(folder / 'verdict.3').write_text({verdict!r})\n(folder / 'timeline.svg').write_text('<svg/>')\n"
+            "input()\n"
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            picture = Path(folder) / "job.svg"
+            command = [RUN, "--watch", "--timeline", str(picture), sys.executable, "-c", program]
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ran:
+                try:
+                    self.assertEqual(ran.stderr.readline(), "evenkeel-run: 7 of 8 ranks wait for rank 5 on n3\n")
+                    _, rest = ran.communicate("\n", timeout=60)
+                finally:
+                    ran.kill()
+            self.assertEqual(ran.returncode, 0, rest)
+            self.assertNotIn("wait for rank 5", rest, "two processes say the same")
+            self.assertEqual(picture.read_text(), "<svg/>")
+
+    def test_watch_without_a_picture_says_where_it_is(self):
+        with tempfile.TemporaryDirectory() as folder:
+            ran = run("--watch", "--timeline", folder + "/none.svg", "true")
+            self.assertEqual(ran.returncode, 0)
+            self.assertRegex(ran.stderr, "no picture for --timeline .*lowest rank")
+
     def test_status_and_signals_pass_through(self):
         self.assertEqual(run("sh", "-c", "exit 7").returncode, 7)
         self.assertEqual(run("sh", "-c", "kill -KILL $$").returncode, 128 + 9)

@@ -24,7 +24,7 @@ mod ranges;
 mod rdma;
 mod tcp;
 
-pub use handshake::auth::{CHALLENGE_BYTES, JobKey, PROOF_BYTES, is_challenge};
+pub use handshake::auth::{CHALLENGE_BYTES, JobKey, PROOF_BYTES, TAG_BYTES, is_challenge};
 pub use handshake::encrypted::{ENCRYPTED_BYTES, Encrypted};
 pub use handshake::hello::{
     ConnectionId, HANDLE_BYTES, HELLO_BYTES, Handle, HandshakeError, Hello, Nonce,

@@ -123,7 +123,7 @@ impl Simulation {
     }
 
     fn read_ack(&mut self, index: usize) {
-        if let Some(Frame::Ack(below)) = self.flows[index].to_sender.pop_front() {
+        if let Some(Frame::Ack(below, _)) = self.flows[index].to_sender.pop_front() {
             self.scheduler.acked(below).unwrap();
             self.collect();
         }
@@ -175,7 +175,7 @@ impl Simulation {
             Frame::FlowDead(number) => {
                 flow.to_receiver.pop_front();
                 self.stop_reading(number as usize);
-                let ack = Frame::Ack(self.reassembly.ack());
+                let ack = Frame::Ack(self.reassembly.ack(), 0);
                 self.answer(index, ack);
                 return;
             }
@@ -223,7 +223,7 @@ impl Simulation {
             self.stop_reading(index);
         }
         if let Some(below) = self.reassembly.ack_due() {
-            self.answer(index, Frame::Ack(below));
+            self.answer(index, Frame::Ack(below, 0));
         }
     }
 

@@ -188,7 +188,7 @@ fn parsers_decode_what_is_encoded() {
 
 fn any_frame(rng: &mut TestRng) -> Frame {
     match rng.below(8) {
-        0 => Frame::Ack(rng.next_u64()),
+        0 => Frame::Ack(rng.next_u64(), rng.next_u64() as u32),
         1 => Frame::FlowDead(rng.next_u64() as u32),
         2 => Frame::Close(rng.next_u64()),
         3 => Frame::Tag(rng.next_u64() as i32),

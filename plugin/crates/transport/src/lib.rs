@@ -28,6 +28,7 @@ mod tcp;
 mod telemetry;
 #[cfg(test)]
 mod test_support;
+mod watch;
 pub mod weak;
 
 use std::net::SocketAddr;
@@ -63,6 +64,7 @@ use runtime::descriptors;
 use runtime::reactor::Runtime;
 use sync::lock;
 use telemetry::metrics::Metrics;
+use watch::{Watch, WatchContext};
 
 /// How a connection is opened.
 #[derive(Clone, Copy, Debug, Default)]
@@ -376,9 +378,30 @@ impl Transport {
                 }
             }
         };
-        let runtime = Runtime::start(self.settings.workers, exporter)?;
+        let watch = self.start_watch();
+        let runtime = Runtime::start(self.settings.workers, exporter, watch)?;
         *current = Arc::downgrade(&runtime);
         Ok(runtime)
+    }
+}
+
+impl Transport {
+    /// Starts to watch what the job waits for, unless the settings say not to.
+    fn start_watch(&self) -> Option<Watch> {
+        if !self.settings.watch {
+            return None;
+        }
+        let started = Watch::start(WatchContext {
+            settings: Arc::clone(&self.settings),
+            devices: Arc::clone(&self.devices),
+            metrics: Arc::clone(&self.metrics),
+            log: Arc::clone(&self.log),
+        });
+        if let Err(error) = &started {
+            // Training continues without.
+            self.log.warn(&format!("evenkeel: nobody watches what the job waits for: {error}"));
+        }
+        started.ok()
     }
 }
 

@@ -68,7 +68,7 @@ fn misbehave(rng: &mut TestRng, wild: u64, posted: usize, flow: &mut TcpStream) 
     };
     let frame = match rng.below(12) {
         0 if is_wild => Frame::Close(rng.below(10)),
-        1 if is_wild => Frame::Ack(rng.below(10)),
+        1 if is_wild => Frame::Ack(rng.below(10), rng.next_u64() as u32),
         2 if is_wild => chunk(rng.next_u64(), 0, total),
         3 if rng.one_in(4) => Frame::FlowDead(rng.below(4) as u32),
         4..=7 => {
@@ -184,14 +184,14 @@ impl Flow {
     fn misbehave(&mut self, rng: &mut TestRng, sent: usize) {
         let frame = match rng.below(10) {
             0 => Frame::FlowDead(rng.below(12) as u32),
-            1 if rng.one_in(4) => Frame::Ack(rng.next_u64()),
+            1 if rng.one_in(4) => Frame::Ack(rng.next_u64(), rng.next_u64() as u32),
             2 if rng.one_in(20) => Frame::Close(rng.below(10)),
             3 if rng.one_in(20) => {
                 let chunk =
                     ChunkHeader { message: 0, offset: 0, length: 0, total: 0, ack_wanted: true };
                 Frame::Chunk(chunk)
             }
-            _ => Frame::Ack(rng.below(sent as u64 + 1)),
+            _ => Frame::Ack(rng.below(sent as u64 + 1), 0),
         };
         let mut bytes_to_send = frame.encode().to_vec();
         match rng.below(60) {

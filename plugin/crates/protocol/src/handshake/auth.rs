@@ -16,11 +16,14 @@ use super::hello::HELLO_BYTES;
 pub const CHALLENGE_BYTES: usize = 72;
 /// Length of a connector's proof, in bytes.
 pub const PROOF_BYTES: usize = 32;
+/// Length of the tag of a datagram, in bytes.
+pub const TAG_BYTES: usize = 16;
 
 const MAGIC: [u8; 8] = *b"EVKL-CHA";
 const RANDOM: std::ops::Range<usize> = 8..40;
 const LISTENER: &[u8] = b"evenkeel listener";
 const CONNECTOR: &[u8] = b"evenkeel connector";
+const DATAGRAM: &[u8] = b"evenkeel datagram";
 
 /// The secret that a job's ranks share.
 #[derive(Clone, PartialEq, Eq)]
@@ -46,6 +49,27 @@ impl JobKey {
             *byte = (digit(0)? << 4 | digit(1)?) as u8;
         }
         Some(Self(key))
+    }
+
+    /// The tag of a datagram, which shows that a process of the job has sent it. It may be repeated by anybody.
+    pub fn tag(&self, datagram: &[u8]) -> [u8; TAG_BYTES] {
+        let proof = self.of_datagram(datagram).finalize().into_bytes();
+        let mut tag = [0; TAG_BYTES];
+        tag.copy_from_slice(&proof[..TAG_BYTES]);
+        tag
+    }
+
+    /// Whether a datagram has the [`JobKey::tag`] of a process with the same key.
+    pub fn has_tagged(&self, datagram: &[u8], tag: &[u8; TAG_BYTES]) -> bool {
+        self.of_datagram(datagram).verify_truncated_left(tag).is_ok()
+    }
+
+    fn of_datagram(&self, datagram: &[u8]) -> Hmac<Sha256> {
+        // An HMAC takes keys of any length.
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("a key of 32 bytes");
+        mac.update(DATAGRAM);
+        mac.update(datagram);
+        mac
     }
 
     /// The listener's answer to a hello; `random` must be fresh for each.

@@ -27,7 +27,8 @@ const FLAG_ACK_WANTED: u16 = 1;
 /// A message of the protocol on a flow.
 ///
 /// Layout: kind u16, flags u16, length u32 (a buffer's tag in [`Frame::BufferTag`]), then three u64: a chunk's message,
-/// offset and total; else one number, which is a message's, a dead flow's or a tag. Unused fields are zero, including the
+/// offset and total; else one number, which is a message's, a dead flow's or a tag. An acknowledgement has milliseconds in
+/// the second. Unused fields are zero, including the
 /// upper halves of offset and total. With checksums ([`Frame::seal`]), those two halves have them.
 ///
 /// Messages and buffers may have tags, which are sent only where they matter. The n-th message goes to the n-th buffer, and
@@ -40,8 +41,9 @@ pub enum Frame {
     /// retransmitted after this frame. A receiver answers with its latest acknowledgement, which may have
     /// been lost with the flow. A receiver reports flows that it has lost in the same way.
     FlowDead(u32),
-    /// To the sender: every message below this number is complete.
-    Ack(u64),
+    /// To the sender: every message below this number is complete. Also how long messages have waited so far for a buffer that
+    /// the receiver had not posted, in milliseconds, modulo 2^32.
+    Ack(u64, u32),
     /// The connection is closed on purpose. From a sender: it delivers the messages below this number, on other flows if
     /// it loses this one, and no others. From a receiver: it has those below this number, and takes no others.
     Close(u64),
@@ -114,7 +116,7 @@ impl Frame {
                 (KIND_CHUNK, flags, chunk.length, [chunk.message, chunk.offset, chunk.total])
             }
             Self::FlowDead(flow) => (KIND_FLOW_DEAD, 0, 0, [flow.into(), 0, 0]),
-            Self::Ack(below) => (KIND_ACK, 0, 0, [below, 0, 0]),
+            Self::Ack(below, unposted) => (KIND_ACK, 0, 0, [below, unposted.into(), 0]),
             Self::Close(below) => (KIND_CLOSE, 0, 0, [below, 0, 0]),
             Self::Tag(tag) => (KIND_TAG, 0, 0, [tag.cast_unsigned().into(), 0, 0]),
             Self::TagsDifferFrom(from) => (KIND_TAGS_DIFFER_FROM, 0, 0, [from, 0, 0]),
@@ -159,7 +161,7 @@ impl Frame {
             }
             // The upper half must be zero, which is checked below.
             (KIND_FLOW_DEAD, 0) => Self::FlowDead(fields[0] as u32),
-            (KIND_ACK, 0) => Self::Ack(fields[0]),
+            (KIND_ACK, 0) => Self::Ack(fields[0], fields[1] as u32),
             (KIND_CLOSE, 0) => Self::Close(fields[0]),
             (KIND_TAG, 0) => Self::Tag((fields[0] as u32).cast_signed()),
             (KIND_TAGS_DIFFER_FROM, 0) => Self::TagsDifferFrom(fields[0]),
@@ -252,9 +254,10 @@ mod tests {
         expected[24] = 133;
         assert_eq!(Frame::Chunk(CHUNK).encode(), expected);
         assert_eq!(Frame::decode(&expected), Ok(Frame::Chunk(CHUNK)));
-        for frame in [Frame::FlowDead(u32::MAX), Frame::Ack(u64::MAX), Frame::Close(u64::MAX)]
-            .iter()
-            .chain(&TAGS)
+        for frame in
+            [Frame::FlowDead(u32::MAX), Frame::Ack(u64::MAX, u32::MAX), Frame::Close(u64::MAX)]
+                .iter()
+                .chain(&TAGS)
         {
             assert_eq!(Frame::decode(&frame.encode()), Ok(*frame));
         }
@@ -264,8 +267,12 @@ mod tests {
     fn checksum_detects_any_changed_bit_of_a_frame() {
         assert_eq!(checksum(0, b"123456789"), 0xe306_9283, "the check value of CRC-32C");
         assert_eq!(checksum(checksum(0, b"1234"), b"56789"), 0xe306_9283);
-        let others =
-            [Frame::Chunk(CHUNK), Frame::FlowDead(3), Frame::Ack(u64::MAX), Frame::Close(u64::MAX)];
+        let others = [
+            Frame::Chunk(CHUNK),
+            Frame::FlowDead(3),
+            Frame::Ack(u64::MAX, u32::MAX),
+            Frame::Close(u64::MAX),
+        ];
         for frame in others.into_iter().chain(TAGS) {
             let sum = if matches!(frame, Frame::Chunk(_)) { 0x1234_5678 } else { 0 };
             let sealed = frame.seal(sum);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use evenkeel_protocol::{FRAME_BYTES, Frame, FrameError};
+use evenkeel_protocol::{ConnectionId, FRAME_BYTES, Frame, FrameError};
 use socket2::{Socket, TcpKeepalive};
 
 use crate::context::Context;
@@ -21,6 +21,7 @@ use crate::sync::lock;
 use crate::sys;
 use crate::telemetry::counters::Counters;
 use crate::telemetry::metrics::ConnectionObservation;
+use crate::telemetry::waits::{WaitTimes, Waits};
 
 /// Maximum number of bytes that a worker moves on one flow before it serves others.
 pub(crate) const WORKER_QUANTUM: u64 = 1 << 20;
@@ -66,6 +67,9 @@ pub(crate) struct InFlight {
 pub(crate) struct Base {
     pub(crate) context: Context,
     pub(crate) counters: Counters,
+    pub(crate) waits: Waits,
+    /// The same number at both ends.
+    id: OnceLock<u64>,
     direction: Direction,
     transport: TransportKind,
     peer: SocketAddr,
@@ -93,6 +97,8 @@ impl Base {
             device: Mutex::new(context.device.clone()),
             context,
             counters: Counters::default(),
+            waits: Waits::default(),
+            id: OnceLock::new(),
             direction,
             transport,
             peer,
@@ -120,8 +126,42 @@ impl Base {
             device: self.context.device.name(),
             label: &self.context.label,
             counters: &self.counters,
+            waits: self.wait_times(),
             requests: in_flight.requests,
             bytes: in_flight.bytes,
+        }
+    }
+
+    /// The connection has this identifier in the handshake.
+    pub(crate) fn set_id(&self, id: ConnectionId) {
+        let mut number = [0; 8];
+        number.copy_from_slice(&id.0[..8]);
+        // The first one stays: a connection has one.
+        let _ = self.id.set(u64::from_le_bytes(number));
+    }
+
+    /// A number that both ends have; 0 before it is known.
+    pub(crate) fn id(&self) -> u64 {
+        self.id.get().copied().unwrap_or_default()
+    }
+
+    /// The direction of its messages.
+    pub(crate) fn direction_of(&self) -> Direction {
+        self.direction
+    }
+
+    /// Whether requests are not done. Called with the connection's lock.
+    pub(crate) fn set_outstanding(&self, is_outstanding: bool) {
+        if self.waits.outstanding.set(is_outstanding) {
+            self.context.metrics.calls.change(is_outstanding);
+        }
+    }
+
+    /// How long it has waited so far.
+    pub(crate) fn wait_times(&self) -> WaitTimes {
+        match self.direction {
+            Direction::Send => self.waits.sender_times(),
+            Direction::Recv => self.waits.receiver_times(),
         }
     }
 
@@ -151,7 +191,8 @@ impl Base {
         lock(&self.device).clone_from(device);
     }
 
-    fn device_name(&self) -> String {
+    /// Name of the device that carries it now.
+    pub(crate) fn device_name(&self) -> String {
         lock(&self.device).name().to_owned()
     }
 
@@ -299,6 +340,13 @@ impl Base {
     fn label(&self) -> String {
         let label = &self.context.label;
         if label.is_empty() { String::new() } else { format!(" {label}") }
+    }
+}
+
+impl Drop for Base {
+    fn drop(&mut self) {
+        // Requests that are not done never will be.
+        self.set_outstanding(false);
     }
 }
 

@@ -134,6 +134,7 @@ impl Acceptor {
         let context = self.context_of(streams.first());
         match TcpReceiver::open(context, &self.workers, peer, streams) {
             Ok(receiver) => {
+                Inbound::base(&*receiver).set_id(hello.connection);
                 state.complete.insert(hello.connection, &receiver);
                 state.ready.push_back(receiver);
                 if let Some(notified) = &self.notified {
@@ -210,7 +211,10 @@ impl Acceptor {
             elsewhere,
             opened,
         ) {
-            Ok(receiver) => drop(state.agreeing.insert(id, receiver)),
+            Ok(receiver) => {
+                receiver.base().set_id(id);
+                drop(state.agreeing.insert(id, receiver));
+            }
             Err(error) => {
                 self.context
                     .log

@@ -47,6 +47,8 @@ pub(super) struct ListeningSocket {
     address: SocketAddr,
     /// The address that listeners share it by.
     shared_by: Option<SocketAddr>,
+    /// Until it is closed, this address is known.
+    _listens: Arc<SocketAddr>,
     registration: Registration,
     workers: Arc<Workers>,
     settings: Arc<Settings>,
@@ -142,8 +144,10 @@ impl ListeningSocket {
         workers: &Arc<Workers>,
     ) -> io::Result<Arc<Self>> {
         let address = socket.local_addr()?.as_socket();
+        let address = address.ok_or_else(|| io::Error::other("not an IP socket"))?;
         let listening = Arc::new(Self {
-            address: address.ok_or_else(|| io::Error::other("not an IP socket"))?,
+            address,
+            _listens: context.metrics.listens(address),
             socket,
             shared_by,
             registration: workers.registration(),

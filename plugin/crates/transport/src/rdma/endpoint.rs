@@ -66,6 +66,8 @@ pub(crate) trait EndpointState: Send + Sized + 'static {
     /// events, so an idle connection has nothing to check.
     fn has_deadlines(&self) -> bool;
     fn in_flight(&self) -> InFlight;
+    /// Accounts for what the connection waits for now.
+    fn update_waits(&self, base: &Base);
     /// Whether something waits for completions, other than memory to be used again.
     fn is_waited_for(&self) -> bool {
         true
@@ -350,6 +352,7 @@ impl<S: EndpointState> Endpoint<S> {
     }
 
     fn handle_result(&self, mut state: MutexGuard<'_, S>, result: Result<(), ConnectionError>) {
+        state.update_waits(&self.base);
         let delivered = state.is_delivered();
         let core = state.core();
         let opening = match &result {
@@ -477,6 +480,10 @@ impl<S: EndpointState> EventHandler for Endpoint<S> {
 impl<S: EndpointState> Observed for Endpoint<S> {
     fn observe(&self) -> ConnectionObservation<'_> {
         self.base.observe(&self.state().in_flight())
+    }
+
+    fn base(&self) -> &Base {
+        &self.base
     }
 
     fn observe_flows(&self) -> Vec<FlowObservation> {

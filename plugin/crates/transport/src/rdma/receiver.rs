@@ -335,6 +335,10 @@ impl EndpointState for RecvState {
         }
     }
 
+    fn update_waits(&self, base: &Base) {
+        base.set_outstanding(self.outstanding() > 0);
+    }
+
     fn is_delivered(&self) -> bool {
         true
     }

@@ -71,6 +71,8 @@ pub(crate) struct SendState {
     retransmissions: VecDeque<MessagePart>,
     /// Number of messages whose requests are not done. The request of an eager message is done once the message is copied.
     requests: usize,
+    /// The caller has a message, and the peer has advertised no buffer for it.
+    is_refused: bool,
     failures: FailureStreak,
     failover: PathSearch,
     /// Since when the present path is used.
@@ -147,6 +149,7 @@ impl Sender {
             tags: TagGate::default(),
             retransmissions: VecDeque::new(),
             requests: 0,
+            is_refused: false,
             failures: FailureStreak::default(),
             failover: PathSearch::new(destination),
             path_since: Instant::now(),
@@ -160,6 +163,7 @@ impl Sender {
         }
         let workers = &destination.workers;
         let sender = Self::start(context, Direction::Send, destination.peer, workers, state)?;
+        sender.base().set_id(destination.connection);
         let this: Weak<Self> = Arc::downgrade(&sender);
         sender.state().failover.set_sender(this);
         Ok(sender)
@@ -191,6 +195,7 @@ impl Sender {
                 // The credit that admits it may have been received meanwhile.
                 state.work(base)?;
                 full = !state.admits_tag(tag);
+                state.is_refused = full;
                 if full {
                     return Ok(());
                 }
@@ -213,6 +218,7 @@ impl Sender {
                 done: false,
             });
             state.requests += 1;
+            state.is_refused = false;
             state.post_work(base)?;
             // Earlier messages that could be sent were sent before. So what is done now is this message, as the caller sees.
             let done = std::mem::take(&mut state.core.owner_to_notify);
@@ -378,6 +384,14 @@ impl EndpointState for SendState {
     fn in_flight(&self) -> InFlight {
         let pending = self.messages.iter().filter(|message| !message.done);
         InFlight { requests: self.requests, bytes: pending.map(|message| message.length).sum() }
+    }
+
+    fn update_waits(&self, base: &Base) {
+        base.set_outstanding(self.requests > 0 || self.is_refused);
+        let unsent = self.messages.get((self.next - self.first) as usize);
+        let waits_for_credit = unsent
+            .is_some_and(|message| message.credit.is_none() && !self.is_eager(message.length));
+        base.waits.unposted.set(self.is_refused || waits_for_credit);
     }
 
     fn is_waited_for(&self) -> bool {

@@ -25,6 +25,7 @@ use crate::sync::lock;
 use crate::sys;
 use crate::tcp::retransmit_buffer::RetransmitPool;
 use crate::telemetry::exporter::Exporter;
+use crate::watch::Watch;
 
 /// How often sources check their timeouts while they have some. Events are never delayed by it.
 const TICK: Duration = Duration::from_millis(125);
@@ -83,6 +84,7 @@ pub(crate) struct Runtime {
     workers: Arc<Workers>,
     threads: Vec<JoinHandle<()>>,
     _exporter: Option<Exporter>,
+    _watch: Option<Watch>,
 }
 
 /// The workers, as sources use them.
@@ -126,8 +128,12 @@ struct TickRequests {
 }
 
 impl Runtime {
-    /// Starts `count` workers. The exporter lives as long as they do.
-    pub(crate) fn start(count: usize, exporter: Option<Exporter>) -> Result<Arc<Self>, Error> {
+    /// Starts `count` workers. The exporter and the watch live as long as they do.
+    pub(crate) fn start(
+        count: usize,
+        exporter: Option<Exporter>,
+        watch: Option<Watch>,
+    ) -> Result<Arc<Self>, Error> {
         let fail = |error: io::Error| Error::system("cannot start I/O threads", &error);
         let lingering = Arc::new(AtomicUsize::new(0));
         let caller_polling = Arc::default();
@@ -147,7 +153,7 @@ impl Runtime {
             listening_sockets: ListeningSockets::default(),
         });
         // From here on, dropping the runtime stops the threads that have started.
-        let mut runtime = Self { workers, threads: Vec::new(), _exporter: exporter };
+        let mut runtime = Self { workers, threads: Vec::new(), _exporter: exporter, _watch: watch };
         for index in 0..count {
             let worker = Arc::clone(&runtime.workers.all[index]);
             let thread = std::thread::Builder::new()
@@ -561,7 +567,7 @@ mod tests {
 
     #[test]
     fn tick_is_called_only_while_it_is_requested() {
-        let runtime = Runtime::start(1, None).unwrap();
+        let runtime = Runtime::start(1, None, None).unwrap();
         let (asks, silent) = (source(runtime.workers(), 3), source(runtime.workers(), 3));
         let worker = &runtime.workers().all[0];
         for round in 0..2 {

@@ -95,6 +95,9 @@ pub struct Settings {
     /// Addresses to serve metrics at: the first that is free.
     pub(crate) metrics: Vec<SocketAddr>,
     status_folder: Option<PathBuf>,
+    /// Whether to find what the job waits for.
+    pub(crate) watch: bool,
+    pub(crate) wait_limit: Duration,
 }
 
 /// Minimum bytes of the retransmit buffer, unless it is limited otherwise. More than a receiver leaves unacknowledged, so
@@ -532,12 +535,40 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_STATUS_DIR",
-            meaning: "folder for the file plugin.PROCESS that each process writes when NCCL starts the plugin; evenkeel-run reads it",
+            meaning: "folder for the files plugin.PROCESS, which each process writes when NCCL starts the plugin, verdict.PROCESS, with what the job waits for, and timeline.svg; evenkeel-run reads it",
             accepts: "the path of a folder",
             default: "",
         },
         apply: |settings, value| {
             settings.status_folder = (!value.is_empty()).then(|| PathBuf::from(value));
+            Some(())
+        },
+    },
+    Setting {
+        variable: Variable {
+            name: "EVENKEEL_WATCH",
+            meaning: "whether the ranks find out, from their own traffic, which rank, card or path they wait for; it takes UDP at the ports that they listen at",
+            accepts: "on or off",
+            default: "on",
+        },
+        apply: |settings, value| {
+            settings.watch = match value {
+                "on" => true,
+                "off" => false,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Setting {
+        variable: Variable {
+            name: "EVENKEEL_WAIT_LIMIT",
+            meaning: "how long a rank waits before it logs for which peer, if nobody is named",
+            accepts: "seconds from 1 to 3600",
+            default: "30",
+        },
+        apply: |settings, value| {
+            settings.wait_limit = seconds(value)?;
             Some(())
         },
     },
@@ -600,6 +631,8 @@ impl Settings {
             rdma_left_out: false,
             metrics: Vec::new(),
             status_folder: None,
+            watch: false,
+            wait_limit: Duration::ZERO,
         };
         table::read(SETTINGS, &mut settings, lookup)?;
         if settings.require_encryption {
@@ -653,6 +686,16 @@ impl Settings {
     /// Whether peers must prove that they have the job's key.
     pub fn has_job_key(&self) -> bool {
         self.job_key.is_some()
+    }
+
+    /// The secret of the job, if it has one.
+    pub(crate) fn job_key(&self) -> Option<&JobKey> {
+        self.job_key.as_ref()
+    }
+
+    /// How long a wait may last before it is logged.
+    pub(crate) fn wait_limit(&self) -> Duration {
+        self.wait_limit
     }
 
     /// Folder for the file that reports the start of the plugin; `None`: no file.

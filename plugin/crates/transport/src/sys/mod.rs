@@ -5,6 +5,7 @@ mod interfaces;
 mod process;
 mod socket;
 mod tcp_info;
+mod time;
 
 pub(crate) use fork::keep_from_children;
 pub(crate) use interfaces::{
@@ -20,3 +21,4 @@ pub(crate) use socket::{
     set_port_at_connect, set_unsent_limit, unacknowledged,
 };
 pub(crate) use tcp_info::{PathFigures, PathInfo, path_figures, path_info};
+pub(crate) use time::coarse_nanoseconds;

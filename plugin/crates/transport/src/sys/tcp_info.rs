@@ -26,6 +26,8 @@ pub(crate) struct PathInfo {
     pub(crate) round_trip: Duration,
     /// Smoothed round trip.
     pub(crate) usual_round_trip: Duration,
+    /// Segments retransmitted so far.
+    pub(crate) retransmitted: u64,
 }
 
 /// Reads them from the kernel.
@@ -46,6 +48,7 @@ impl From<libc::tcp_info> for PathInfo {
             busy: Duration::from_micros(busy),
             round_trip: Duration::from_micros(info.tcpi_min_rtt.into()),
             usual_round_trip: Duration::from_micros(info.tcpi_rtt.into()),
+            retransmitted: info.tcpi_total_retrans.into(),
         }
     }
 }

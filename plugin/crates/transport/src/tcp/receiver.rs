@@ -280,6 +280,7 @@ impl TcpReceiver {
                 }
                 drop(guard);
                 this.update_tags(|_| true);
+                this.update_waits(&lock(&this.queue));
                 this.check_unrecoverable(Instant::now());
             }
         }
@@ -305,6 +306,7 @@ impl TcpReceiver {
             guard = lock(&self.queue);
         }
         let open = guard.is_open();
+        self.update_waits(&guard);
         drop(guard);
         if !open {
             self.check_unrecoverable(Instant::now());
@@ -348,6 +350,17 @@ impl TcpReceiver {
             }
         }
         Ok(())
+    }
+
+    /// Accounts for what the connection waits for now.
+    fn update_waits(&self, queue: &RecvQueue) {
+        let is_outstanding = queue.outstanding() > 0;
+        self.base.set_outstanding(is_outstanding);
+        let waits = &self.base.waits;
+        waits.unposted.set(!is_outstanding && !queue.closed && queue.is_buffer_wanted());
+        if !is_outstanding {
+            waits.arriving.set(false);
+        }
     }
 
     fn run_actions(&self, actions: TagActions) {
@@ -413,6 +426,7 @@ impl RecvFlowOwner for TcpReceiver {
         Ok(loop {
             break match queue.reassembly.reserve(&chunk, at)? {
                 ChunkAction::Deliver { payload, end } => {
+                    self.base.waits.arriving.set(true);
                     Some(ReadStage::Deliver { chunk, buffer: payload.buffer, start: at, at, end })
                 }
                 ChunkAction::Discard { end } => {
@@ -424,6 +438,7 @@ impl RecvFlowOwner for TcpReceiver {
                     queue.tags.set_common_tag(0);
                     if queue.tags.is_idle() {
                         queue.wait(slot, chunk.message);
+                        self.update_waits(&queue);
                         break None;
                     }
                     let mut actions = TagActions::default();
@@ -449,6 +464,7 @@ impl RecvFlowOwner for TcpReceiver {
                     let has_buffer = queue.reassembly.next() > chunk.message;
                     if !has_buffer {
                         queue.wait(slot, chunk.message);
+                        self.update_waits(&queue);
                     }
                     if queue.is_starved {
                         self.clock.request_tick();
@@ -475,6 +491,8 @@ impl RecvFlowOwner for TcpReceiver {
             let mut queue = lock(&self.queue);
             let Some(completed) = queue.reassembly.received(message, bytes) else { return };
             self.base.counters.message(completed.total);
+            self.base.waits.arriving.set(false);
+            self.update_waits(&queue);
             let failure = match completed.payload.target {
                 Some(target) => {
                     target.complete(completed.total);
@@ -714,6 +732,15 @@ impl Observed for TcpReceiver {
         self.base.observe(&Self::in_flight(self))
     }
 
+    fn base(&self) -> &Base {
+        &self.base
+    }
+
+    fn paths(&self) -> Vec<sys::PathInfo> {
+        let paths = Self::flows(self);
+        paths.iter().filter_map(|flow| sys::path_info(&flow.socket).ok()).collect()
+    }
+
     fn observe_flows(&self) -> Vec<FlowObservation> {
         let observe = |flow: &Arc<RecvFlow>| FlowObservation {
             number: flow.number,
@@ -826,7 +853,7 @@ mod tests {
     /// Reads frames until there is an acknowledgement.
     fn wait_for_ack(mut flow: &UnixStream) {
         let mut frame = [0; FRAME_BYTES];
-        while !matches!(Frame::decode(&frame), Ok(Frame::Ack(_))) {
+        while !matches!(Frame::decode(&frame), Ok(Frame::Ack(..))) {
             flow.read_exact(&mut frame).unwrap();
         }
     }

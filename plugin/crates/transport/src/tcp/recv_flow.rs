@@ -25,6 +25,7 @@ use crate::tcp::chunk_checksum::ChunkChecksum;
 use crate::tcp::recv_queue::RecvQueue;
 use crate::telemetry::chunk_events::{ChunkDescription, ChunkEvent};
 use crate::telemetry::counters::FlowCounters;
+use crate::telemetry::waits::Waits;
 
 /// What a flow needs of its connection.
 pub(super) trait RecvFlowOwner: Sized + Send + Sync {
@@ -190,14 +191,14 @@ pub(super) struct ReplyState {
 
 impl ReplyState {
     /// The next frame to write. Acknowledgements are last: a sender that has one has the other frames too.
-    fn next(&mut self) -> Option<Frame> {
+    fn next(&mut self, waits: &Waits) -> Option<Frame> {
         let dead_flows = self.dead_flows.pop_front().map(Frame::FlowDead);
         dead_flows
             .or_else(|| self.tags_differ_from.take().map(Frame::TagsDifferFrom))
             .or_else(|| {
                 self.buffer_tags.pop_front().map(|(number, tag)| Frame::BufferTag(number, tag))
             })
-            .or_else(|| self.ack.take().map(Frame::Ack))
+            .or_else(|| self.ack.take().map(|below| Frame::Ack(below, waits.unposted_word())))
     }
 
     /// Whether everything encoded is written.
@@ -339,7 +340,7 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
                 reading.stage = ReadStage::Header { have: 0 };
                 receiver.update_tags(|tags| tags.set_same_tag_below(below));
             }
-            Frame::Ack(_) | Frame::TagsDifferFrom(_) | Frame::BufferTag(..) => {
+            Frame::Ack(..) | Frame::TagsDifferFrom(_) | Frame::BufferTag(..) => {
                 let what = "protocol error: the sender sent a frame that only receivers send";
                 return StageOutcome::Failed(ErrorKind::Remote, what.to_owned());
             }
@@ -567,7 +568,7 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
             if replies.is_between() {
                 replies.bytes.clear();
                 replies.written = 0;
-                while let Some(frame) = replies.next() {
+                while let Some(frame) = replies.next(&self.receiver.base().waits) {
                     replies.bytes.extend(self.receiver.base().encode(frame));
                 }
                 if replies.bytes.is_empty() {

@@ -142,6 +142,11 @@ impl<F> RecvQueue<F> {
         self.flows.iter().flatten().any(|entry| entry.waits_for.is_none())
     }
 
+    /// Whether a flow has bytes of a message without a buffer.
+    pub(super) fn is_buffer_wanted(&self) -> bool {
+        self.flows.iter().flatten().any(|entry| entry.waits_for.is_some())
+    }
+
     /// Removes a flow from those that wait for this message's buffer.
     pub(super) fn take_waiting(&mut self, message: u64) -> Option<Arc<F>> {
         let entry =

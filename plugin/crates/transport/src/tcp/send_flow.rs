@@ -564,7 +564,10 @@ impl<O: SendFlowOwner> SendFlow<O> {
                 error => FrameFailure::Fatal(format!("protocol error: {error}")),
             })?;
             match frame {
-                Frame::Ack(below) => acked = acked.max(Some(below)),
+                Frame::Ack(below, unposted) => {
+                    acked = acked.max(Some(below));
+                    self.sender.base().waits.peer_says(unposted);
+                }
                 Frame::FlowDead(number) => self.sender.on_flow_dead(number),
                 Frame::TagsDifferFrom(from) => self.sender.on_tags_differ(from),
                 Frame::BufferTag(number, tag) => self.sender.on_buffer_tag(number, tag)?,

@@ -161,6 +161,7 @@ impl TcpSender {
             deferred: AtomicUsize::new(NO_SLOT),
             flow_count,
         });
+        sender.base.set_id(sender.destination.connection);
         sender.clock.watch_ticks(Arc::new(Clock(Arc::clone(&sender))));
         let observed: Weak<Self> = Arc::downgrade(&sender);
         sender.base.context.metrics.watch(observed);
@@ -248,6 +249,8 @@ impl TcpSender {
         if let Some(tag) = tag
             && !queue.gate.admits(tag, next, || queue.advertised_tags.tag(next))
         {
+            this.base.waits.unposted.set(true);
+            this.base.set_outstanding(true);
             drop(guard);
             // A caller without requests to test can read the frame that it waits for here.
             this.progress();
@@ -258,6 +261,8 @@ impl TcpSender {
         let ack_wanted = !inline || queue.retransmit_buffer.is_short(length);
         queue.scheduler.push(length, ack_wanted, Outgoing { buffer, request });
         queue.requests += 1;
+        this.base.waits.unposted.set(false);
+        this.base.set_outstanding(true);
         this.clock.request_tick();
         let request = Request::new(operation, Arc::clone(this) as Arc<dyn Owner>);
         if mode != WriteMode::Ahead {
@@ -430,6 +435,9 @@ impl SendFlowOwner for TcpSender {
         }
         if queue.requests < before {
             self.base.notify();
+        }
+        if queue.requests == 0 && !self.base.waits.unposted.runs() {
+            self.base.set_outstanding(false);
         }
         queue.lingering.is_some() && queue.scheduler.is_empty()
     }
@@ -686,6 +694,15 @@ impl TcpSender {
 impl Observed for TcpSender {
     fn observe(&self) -> ConnectionObservation<'_> {
         self.base.observe(&Self::in_flight(self))
+    }
+
+    fn base(&self) -> &Base {
+        &self.base
+    }
+
+    fn paths(&self) -> Vec<sys::PathInfo> {
+        let paths = Self::flows(self);
+        paths.iter().filter_map(|flow| sys::path_info(&flow.socket).ok()).collect()
     }
 
     fn observe_flows(&self) -> Vec<FlowObservation> {

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
 
+use evenkeel_diagnosis::{Suspect, Verdict};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -10,17 +11,25 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::connection::base::{Base, Direction};
 use crate::rdma::Adapter;
 use crate::sync::lock;
-use crate::sys::PathFigures;
+use crate::sys::{PathFigures, PathInfo};
 use crate::telemetry::counters::Counters;
 use crate::telemetry::exporter::{Page, Pages};
+use crate::telemetry::waits::{Calls, WaitTimes};
 use crate::weak::WeakList;
 
 /// A connection with metrics.
 pub(crate) trait Observed: Send + Sync {
     /// Its present values.
     fn observe(&self) -> ConnectionObservation<'_>;
+    /// What both kinds of connections share.
+    fn base(&self) -> &Base;
+    /// What the kernel knows of its flows' paths; nothing over RDMA.
+    fn paths(&self) -> Vec<PathInfo> {
+        Vec::new()
+    }
     /// The present values of its flows.
     fn observe_flows(&self) -> Vec<FlowObservation>;
 }
@@ -35,6 +44,7 @@ pub(crate) struct ConnectionObservation<'a> {
     /// As in its log lines.
     pub(crate) label: &'a str,
     pub(crate) counters: &'a Counters,
+    pub(crate) waits: WaitTimes,
     /// Requests that are not done, and their bytes.
     pub(crate) requests: usize,
     pub(crate) bytes: u64,
@@ -54,6 +64,12 @@ pub(crate) struct FlowObservation {
 #[derive(Default)]
 pub(crate) struct Metrics {
     connections: Mutex<WeakList<dyn Observed>>,
+    /// Whether any of them has requests.
+    pub(crate) calls: Calls,
+    /// Addresses of listening sockets, as long as they live.
+    listening: Mutex<WeakList<SocketAddr>>,
+    /// Who is waited for, if this process judges that.
+    verdict: Mutex<Vec<Suspect>>,
     adapters: Vec<Arc<Adapter>>,
     /// Whether every TCP connection is encrypted.
     is_encrypted: bool,
@@ -81,8 +97,21 @@ struct FlowLabels {
     flow: u32,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SuspectLabels {
+    class: &'static str,
+    rank: String,
+    host: String,
+    device: String,
+    peer: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct NoLabels {}
+
 type OfConnection<M> = Family<ConnectionLabels, M>;
 type OfFlow<M> = Family<FlowLabels, M>;
+type Seconds = Counter<f64, std::sync::atomic::AtomicU64>;
 
 /// The metric families.
 #[derive(Default)]
@@ -96,6 +125,11 @@ struct Table {
     recovered: OfConnection<Counter>,
     stalled: OfConnection<Counter>,
     corrupt: OfConnection<Counter>,
+    wait_peer: OfConnection<Seconds>,
+    wait_wire: OfConnection<Seconds>,
+    wait_unposted: OfConnection<Seconds>,
+    uncalled: Family<NoLabels, Seconds>,
+    suspects: Family<SuspectLabels, Gauge<f64, std::sync::atomic::AtomicU64>>,
     requests: OfConnection<Gauge>,
     pending: OfConnection<Gauge>,
     flow_bytes: OfFlow<Counter>,
@@ -111,7 +145,7 @@ struct Table {
 impl Metrics {
     /// With the counters of these RDMA ports, and whether every TCP connection is encrypted.
     pub(crate) fn new(adapters: Vec<Arc<Adapter>>, is_encrypted: bool) -> Self {
-        Self { connections: Mutex::default(), adapters, is_encrypted }
+        Self { adapters, is_encrypted, ..Self::default() }
     }
 
     /// Includes a connection from now on, as long as it lives.
@@ -119,12 +153,57 @@ impl Metrics {
         lock(&self.connections).push(connection);
     }
 
+    /// The live connections.
+    pub(crate) fn connections(&self) -> Vec<Arc<dyn Observed>> {
+        lock(&self.connections).live().collect()
+    }
+
+    /// A socket listens at this address as long as the result lives.
+    pub(crate) fn listens(&self, address: SocketAddr) -> Arc<SocketAddr> {
+        let listening = Arc::new(address);
+        lock(&self.listening).push(Arc::downgrade(&listening));
+        listening
+    }
+
+    /// Where this process listens, the latest last.
+    pub(crate) fn listening(&self) -> Vec<SocketAddr> {
+        lock(&self.listening).live().map(|address| *address).collect()
+    }
+
+    /// Where the peers listen that this process sends to.
+    pub(crate) fn neighbours(&self) -> Vec<SocketAddr> {
+        let live = self.connections();
+        let sends = live.iter().filter(|its| its.base().direction_of() == Direction::Send);
+        sends.map(|connection| connection.base().peer()).collect()
+    }
+
+    /// Who is waited for now.
+    pub(crate) fn set_verdict(&self, verdict: &Verdict) {
+        lock(&self.verdict).clone_from(&verdict.suspects);
+    }
+
     /// The text that a scrape gets.
     fn render(&self) -> String {
-        let connections: Vec<Arc<dyn Observed>> = lock(&self.connections).live().collect();
+        let connections = self.connections();
         let table = Table::default();
         for connection in &connections {
             table.add(&**connection);
+        }
+        if !connections.is_empty() {
+            table
+                .uncalled
+                .get_or_create(&NoLabels {})
+                .inc_by(self.calls.uncalled().0.as_secs_f64());
+        }
+        for suspect in &*lock(&self.verdict) {
+            let labels = SuspectLabels {
+                class: suspect.class.name(),
+                rank: suspect.place.rank.map_or_else(String::new, |rank| rank.to_string()),
+                host: suspect.place.host.clone(),
+                device: suspect.place.device.clone(),
+                peer: suspect.peer.as_ref().map_or_else(String::new, |peer| peer.host.clone()),
+            };
+            table.suspects.get_or_create(&labels).set(suspect.confidence);
         }
         for adapter in &self.adapters {
             let labels = DeviceLabels { device: adapter.name().to_owned() };
@@ -150,8 +229,16 @@ impl Pages for Metrics {
 
 impl Table {
     fn add(&self, connection: &dyn Observed) {
-        let ConnectionObservation { direction, peer, device, label, counters, requests, bytes } =
-            connection.observe();
+        let ConnectionObservation {
+            direction,
+            peer,
+            device,
+            label,
+            counters,
+            waits,
+            requests,
+            bytes,
+        } = connection.observe();
         let labels = ConnectionLabels {
             direction,
             peer: peer.to_string(),
@@ -177,6 +264,13 @@ impl Table {
             (&self.corrupt, counters.corrupt.get()),
         ] {
             family.get_or_create(&labels).inc_by(value);
+        }
+        for (family, time) in [
+            (&self.wait_peer, waits.peer),
+            (&self.wait_wire, waits.wire),
+            (&self.wait_unposted, waits.unposted),
+        ] {
+            family.get_or_create(&labels).inc_by(time.as_secs_f64());
         }
         self.requests.get_or_create(&labels).inc_by(requests as i64);
         self.pending.get_or_create(&labels).inc_by(bytes as i64);
@@ -207,6 +301,16 @@ impl Table {
         all.register("stalls", help, self.stalled);
         let help = "Chunks and frames that did not match their checksum, and TLS records that were forged or changed";
         all.register("checksum_mismatches", help, self.corrupt);
+        let help = "Time for which requests waited for the peer: a sender for a buffer, a receiver for a message's first bytes";
+        all.register_with_unit("wait_peer", help, Unit::Seconds, self.wait_peer);
+        let help = "Time for which requests waited for bytes under way";
+        all.register_with_unit("wait_wire", help, Unit::Seconds, self.wait_wire);
+        let help = "Time for which received bytes waited for this process to post a buffer";
+        all.register_with_unit("wait_unposted", help, Unit::Seconds, self.wait_unposted);
+        let help = "Whom the job's ranks wait for, with the confidence from 0 to 1; only the process that collects has it";
+        all.register("suspect", help, self.suspects);
+        let help = "Time for which the process had no request on any connection";
+        all.register_with_unit("uncalled", help, Unit::Seconds, self.uncalled);
         all.register("requests_in_flight", "Requests that are not done", self.requests);
         let help = "Bytes of requests that are not done";
         all.register_with_unit("in_flight", help, bytes(), self.pending);

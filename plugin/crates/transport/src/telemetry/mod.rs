@@ -1,4 +1,4 @@
-//! The log, the counters, the metrics, and the report to the controller.
+//! The log, the counters, the metrics, the waits, and the report to the controller.
 
 pub mod chunk_events;
 pub(crate) mod counters;
@@ -6,3 +6,4 @@ pub(crate) mod exporter;
 pub(crate) mod log;
 pub(crate) mod metrics;
 pub mod report;
+pub(crate) mod waits;

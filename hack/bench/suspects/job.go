@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"evenkeel.dev/evenkeel/hack/bench/internal/proc"
+	"evenkeel.dev/evenkeel/hack/lab/net/netns"
+)
+
+const (
+	// cardRate is that of each host's card, in both directions. Low, so that the machine's processors do not set the pace.
+	cardRate   = 100 * netns.Mbit
+	switchHost = netns.Host("s1")
+	// poll is how often verdicts are looked at.
+	poll = 250 * time.Millisecond
+)
+
+// A verdict is what the plugin writes into its status folder.
+type verdict struct {
+	Ranks    int
+	Outcome  string
+	Text     string
+	Suspects []suspect
+}
+
+type suspect struct {
+	Class, Host, Device, Direction string
+	Confidence                     float64
+	Peer                           *struct{ Host string }
+}
+
+// A job has a rank on each host of a star.
+type job struct {
+	lab       *netns.Lab
+	folder    string
+	processes []*proc.Process
+}
+
+// start starts the ranks, which go on until the job is closed.
+func start(ctx context.Context, o options, pattern string) (_ *job, err error) {
+	config := netns.Config{Name: "bench-suspects"}
+	for range o.hosts {
+		config.Star = append(config.Star, cardRate)
+	}
+	j := &job{}
+	if j.lab, err = netns.Up(ctx, config); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, j.close(context.WithoutCancel(ctx)))
+		}
+	}()
+	if j.folder, err = os.MkdirTemp("", "suspects"); err != nil {
+		return nil, err
+	}
+	for rank := range o.hosts {
+		host := netns.StarHost(rank)
+		environment := []string{
+			fmt.Sprintf("RANK=%d", rank), fmt.Sprintf("WORLD_SIZE=%d", o.hosts), "MASTER_PORT=29500",
+			"MASTER_ADDR=" + j.lab.Address(netns.StarHost(0)).String(), "NCCL_SOCKET_IFNAME=" + netns.DataInterface,
+			"EVENKEEL_STATUS_DIR=" + j.folder, "EVENKEEL_NODE=" + hostName(rank),
+		}
+		argv := []string{o.driver, "allreduce", "--plugin", o.library, "-b", "4M", "-e", "4M", "-N", "0", "--check", "0", "-w", "1", "-n", "1000"}
+		if pattern == allToAll {
+			argv = []string{o.driver, "collective", "--transport", "tcp", "--elements", "500000", "--no-verify", "--iteration-time", "3600s", "alltoall"}
+		}
+		process, err := proc.Start(ctx, j.lab, host, fmt.Sprintf("rank %d", rank), environment, argv...)
+		if err != nil {
+			return nil, err
+		}
+		j.processes = append(j.processes, process)
+	}
+	return j, nil
+}
+
+// suspected returns the newest verdict on a suspect that a rank has written; none: nobody is suspected by any.
+func (j *job) suspected() (verdict, bool) {
+	files, _ := filepath.Glob(filepath.Join(j.folder, "verdict.*")) // the pattern is valid
+	for _, file := range files {
+		var v verdict
+		if text, err := os.ReadFile(file); err == nil && json.Unmarshal(text, &v) == nil && len(v.Suspects) > 0 {
+			return v, true
+		}
+	}
+	return verdict{}, false
+}
+
+// ranks is the largest number of ranks that a verdict knows of.
+func (j *job) ranks() int {
+	files, _ := filepath.Glob(filepath.Join(j.folder, "verdict.*")) // the pattern is valid
+	most := 0
+	for _, file := range files {
+		var v verdict
+		if text, err := os.ReadFile(file); err == nil && json.Unmarshal(text, &v) == nil {
+			most = max(most, v.Ranks)
+		}
+	}
+	return most
+}
+
+// await looks until the condition holds or the time is over, and returns how long that took.
+func await(ctx context.Context, most time.Duration, holds func() bool) (time.Duration, bool, error) {
+	begin, ticker := time.Now(), time.NewTicker(poll)
+	defer ticker.Stop()
+	for {
+		if holds() {
+			return time.Since(begin), true, nil
+		}
+		if time.Since(begin) >= most {
+			return most, false, nil
+		}
+		select {
+		case <-ctx.Done():
+			return 0, false, context.Cause(ctx)
+		case <-ticker.C:
+		}
+	}
+}
+
+// close ends the ranks and removes the network.
+func (j *job) close(ctx context.Context) error {
+	for _, p := range j.processes {
+		_ = p.Kill(nil)
+	}
+	return errors.Join(j.lab.Down(ctx), os.RemoveAll(j.folder))
+}

@@ -1,0 +1,187 @@
+// Command suspects injects faults into running jobs, reads whom the ranks name for them, and writes docs/results/suspects.md.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"evenkeel.dev/evenkeel/hack/bench/internal/machine"
+	"evenkeel.dev/evenkeel/hack/bench/internal/page"
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+	"evenkeel.dev/evenkeel/hack/internal/cargo"
+)
+
+const (
+	// startTime is how long a job may take until a verdict knows all its ranks.
+	startTime = time.Minute
+	// calmTime is how long a job runs before its fault. Ranks learn how late each usually is.
+	calmTime = 20 * time.Second
+	// verdictTime is how long a verdict may take.
+	verdictTime = 45 * time.Second
+)
+
+type options struct {
+	seed            uint64
+	faults, hosts   int
+	quiet           time.Duration
+	output          string
+	library, driver string
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	if err := rootCommand().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "bench/suspects:", err)
+		os.Exit(1)
+	}
+}
+
+func rootCommand() *cobra.Command {
+	var o options
+	cmd := &cobra.Command{
+		Use:   "suspects",
+		Short: "Inject faults into running jobs, and write whom the ranks name to docs/results/suspects.md",
+		Long: `Inject faults into running jobs, and write whom the ranks name to docs/results/suspects.md.
+
+Each fault has a job of its own, with a rank on each host of a network of namespaces. Needs root. The same seed draws
+the same faults.`,
+		Example: `  go run ./hack/bench/suspects
+  go run ./hack/bench/suspects --seed 7 --faults 20 --quiet 1m --output /tmp/suspects`,
+		Args:         cobra.NoArgs,
+		SilenceUsage: true, SilenceErrors: true,
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case o.faults < 1 || o.faults > 10_000:
+				return fmt.Errorf("--faults %d: from 1 to 10000", o.faults)
+			case o.hosts < 4 || o.hosts > 16:
+				return fmt.Errorf("--hosts %d: from 4 to 16", o.hosts)
+			case os.Geteuid() != 0:
+				return errors.New("making networks needs root")
+			}
+			return run(cmd.Context(), cmd.OutOrStdout(), o)
+		},
+	}
+	cmd.Flags().Uint64Var(&o.seed, "seed", 1, "what the faults are drawn from")
+	cmd.Flags().IntVar(&o.faults, "faults", 300, "number of faults")
+	cmd.Flags().IntVar(&o.hosts, "hosts", 8, "hosts of a job")
+	cmd.Flags().DurationVar(&o.quiet, "quiet", 10*time.Minute, "how long each kind of job runs without a fault")
+	cmd.Flags().StringVar(&o.output, "output", "", "the folder for the page (default docs/results)")
+	cmd.Flags().StringVar(&o.library, "library", "", "the plugin (default: built from this checkout)")
+	cmd.Flags().StringVar(&o.driver, "driver", "", "evenkeel-bench (default: built from this checkout)")
+	return cmd
+}
+
+func run(ctx context.Context, out io.Writer, o options) error {
+	root, err := toolbox.Root()
+	if err != nil {
+		return err
+	}
+	if o.output == "" {
+		o.output = filepath.Join(root, "docs", "results")
+	}
+	host, source := machine.Describe(), page.NewSource(ctx, root, "plugin", "hack")
+	if o.library == "" || o.driver == "" {
+		paths, err := cargo.Release(ctx, root, []string{"evenkeel-nccl-plugin", "evenkeel-bench"}, []string{cargo.Library, "evenkeel-bench"})
+		if err != nil {
+			return err
+		}
+		o.library, o.driver = paths[0], paths[1]
+	}
+	random := rand.New(rand.NewPCG(o.seed, 0)) //nolint:gosec // the same faults for the same seed
+	var results []result
+	for number := range o.faults {
+		r, err := one(ctx, o, draw(random, o.hosts))
+		if err != nil {
+			return fmt.Errorf("fault %d: %w", number+1, err)
+		}
+		results = append(results, r)
+		fmt.Fprintf(out, "%d: %s of %s (%g), %s: right %t after %.1f s: %s\n", number+1, r.Fault.Kind, hostName(r.Fault.Host), r.Fault.Amount, r.Fault.Pattern, r.Right, r.After.Seconds(), r.said())
+	}
+	var calm []quiet
+	for _, pattern := range []string{ring, allToAll} {
+		q, err := undisturbed(ctx, o, pattern)
+		if err != nil {
+			return fmt.Errorf("without a fault: %w", err)
+		}
+		calm = append(calm, q)
+		fmt.Fprintf(out, "without a fault, %s: named %q\n", pattern, q.Named)
+	}
+	return page.Write(o.output, map[string][]byte{"suspects.md": markdown(results, calm, o, source, host), "suspects.svg": matrix(results)})
+}
+
+// one runs a job with one fault.
+func one(ctx context.Context, o options, f fault) (_ result, err error) {
+	r := result{Fault: f, Found: classNobody}
+	j, err := begin(ctx, o, f.Pattern)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, j.close(context.WithoutCancel(ctx))) }()
+	if _, r.Early, err = await(ctx, calmTime, func() bool { v, named := j.suspected(); r.Text = v.Text; return named }); err != nil || r.Early {
+		return r, err
+	}
+	end, err := f.inject(ctx, j)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, end()) }()
+	var found verdict
+	after, named, err := await(ctx, verdictTime, func() (named bool) { found, named = j.suspected(); return named })
+	if err != nil {
+		return r, err
+	}
+	r.After = after
+	if named {
+		r.Found, r.Host, r.Text, r.Right = found.Suspects[0].Class, found.Suspects[0].Host, found.Text, f.isRight(found, o.hosts)
+	}
+	return r, nil
+}
+
+// begin starts a job, and returns once a verdict knows all its ranks.
+func begin(ctx context.Context, o options, pattern string) (*job, error) {
+	j, err := start(ctx, o, pattern)
+	if err != nil {
+		return nil, err
+	}
+	_, known, err := await(ctx, startTime, func() bool { return j.ranks() == o.hosts })
+	if err == nil && !known {
+		err = j.processes[0].Kill(fmt.Errorf("no verdict knows the %d ranks within %s, only %d", o.hosts, startTime, j.ranks()))
+	}
+	if err != nil {
+		return nil, errors.Join(err, j.close(context.WithoutCancel(ctx)))
+	}
+	return j, nil
+}
+
+// undisturbed runs a job without a fault.
+func undisturbed(ctx context.Context, o options, pattern string) (_ quiet, err error) {
+	q := quiet{Pattern: pattern, Length: o.quiet}
+	j, err := begin(ctx, o, pattern)
+	if err != nil {
+		return q, err
+	}
+	defer func() { err = errors.Join(err, j.close(context.WithoutCancel(ctx))) }()
+	last := ""
+	_, _, err = await(ctx, o.quiet, func() bool {
+		if v, named := j.suspected(); !named {
+			last = ""
+		} else if name := v.Suspects[0].Class + " " + v.Suspects[0].Host; name != last {
+			last = name
+			q.Named = append(q.Named, v.Text)
+		}
+		return false
+	})
+	return q, err
+}

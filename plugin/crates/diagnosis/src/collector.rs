@@ -1,0 +1,335 @@
+//! Collects the views of all processes, and judges what they have seen in the last seconds.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use crate::judge::{Job, Link, Member, judge};
+use crate::timeline::{Moment, State, Timeline};
+use crate::verdict::{Outcome, Suspect, Verdict};
+use crate::view::{ConnectionView, Process, View};
+
+/// The time that is judged.
+const WINDOW: Duration = Duration::from_secs(8);
+/// A process is silent that has missed this many views, at least for this time.
+const MISSED: u32 = 3;
+const MIN_SILENCE: Duration = Duration::from_millis(3500);
+/// A silent process is forgotten after this time.
+const FORGOTTEN: Duration = Duration::from_secs(300);
+/// Number of judgements in a row that must name somebody before the verdict does, and that must not before it ends.
+const STEADY: u32 = 4;
+/// How long a process is watched before it is known how late it usually is.
+const LEARNING: Duration = Duration::from_secs(15);
+/// The weight of a judgement in what is usual, once that is known: it follows within minutes.
+const FOLLOWING: f64 = 1.0 / 120.0;
+/// Maximum number of processes and connections. More are not judged.
+const MAX_PROCESSES: usize = 20_000;
+const MAX_CONNECTIONS: usize = 400_000;
+/// Processes for which views come once a second; with more, they come less often.
+const PROCESSES_A_SECOND: u64 = 1000;
+const MAX_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The views of the last seconds. Times count from any moment.
+#[derive(Debug)]
+pub struct Collector {
+    id: u64,
+    processes: HashMap<u64, Known>,
+    /// The processes at both ends of connections: the sender and the receiver.
+    ends: HashMap<u64, [Option<u64>; 2]>,
+    suspicions: Vec<Suspicion>,
+    verdict: Verdict,
+    timeline: Timeline,
+}
+
+#[derive(Debug)]
+struct Known {
+    process: Process,
+    /// When it was first heard of, and last.
+    first: Duration,
+    last: Duration,
+    sequence: u32,
+    /// The views of the window, with the time when they came.
+    views: VecDeque<(Duration, View)>,
+    /// How much later than the middle it usually is.
+    excess: Option<f64>,
+}
+
+#[derive(Debug)]
+struct Suspicion {
+    suspect: Suspect,
+    since: Duration,
+    /// Judgements in a row that named it.
+    seen: u32,
+    /// Judgements in a row that did not.
+    missed: u32,
+    /// Whether the verdict names it.
+    is_told: bool,
+}
+
+impl Collector {
+    /// Without views. `id` is that of this process.
+    pub fn new(id: u64) -> Self {
+        Self {
+            id,
+            processes: HashMap::new(),
+            ends: HashMap::new(),
+            suspicions: Vec::new(),
+            verdict: Verdict { collector: format!("{id:016x}"), ..Verdict::default() },
+            timeline: Timeline::default(),
+        }
+    }
+
+    /// How long a process is to wait between two views.
+    pub fn interval(&self) -> Duration {
+        let seconds = (self.processes.len() as u64).div_ceil(PROCESSES_A_SECOND).max(1);
+        Duration::from_secs(seconds).min(MAX_INTERVAL)
+    }
+
+    /// The time that is judged: some views of each process.
+    fn window(&self) -> Duration {
+        WINDOW.max(4 * self.interval())
+    }
+
+    /// A view has come. Older ones than the last of the process are ignored.
+    pub fn add(&mut self, view: View, now: Duration) {
+        let id = view.process.id;
+        if !self.processes.contains_key(&id) && self.processes.len() >= MAX_PROCESSES {
+            return;
+        }
+        let window = self.window();
+        let known = self.processes.entry(id).or_insert_with(|| Known {
+            process: view.process.clone(),
+            first: now,
+            last: now,
+            sequence: 0,
+            views: VecDeque::new(),
+            excess: None,
+        });
+        if !known.views.is_empty() && view.sequence <= known.sequence {
+            return;
+        }
+        if view.connections_open == 0 {
+            // It has closed all: it ends, or has not begun.
+            self.processes.remove(&id);
+            return;
+        }
+        (known.sequence, known.last) = (view.sequence, now);
+        for connection in &view.connections {
+            let end = usize::from(!connection.is_sender);
+            if self.ends.len() < MAX_CONNECTIONS || self.ends.contains_key(&connection.id) {
+                self.ends.entry(connection.id).or_default()[end] = Some(id);
+            }
+        }
+        known.views.push_back((now, view));
+        while known.views.front().is_some_and(|(at, _)| *at + window < now) {
+            known.views.pop_front();
+        }
+    }
+
+    /// Judges what is known now, which is to be done once a second.
+    pub fn judge(&mut self, now: Duration) -> &Verdict {
+        self.forget(now);
+        let (job, ids) = self.job(now);
+        let mut found = judge(&job);
+        self.timeline.add(moment(&job, now));
+        self.learn(&job, &ids, now);
+        self.weigh(&found.suspects, now);
+        let told: Vec<Suspect> = self
+            .suspicions
+            .iter()
+            .filter(|suspicion| suspicion.is_told)
+            .map(|suspicion| suspicion.suspect.clone())
+            .collect();
+        if told.is_empty() && found.outcome == Outcome::Suspect {
+            found.outcome = Outcome::Nobody;
+            "ranks wait; it is not certain yet for whom".clone_into(&mut found.text);
+        } else if !told.is_empty() && found.outcome != Outcome::Suspect {
+            // It is not over yet: the last words stay.
+            (found.outcome, found.text) = (Outcome::Suspect, self.verdict.text.clone());
+        }
+        found.suspects = told;
+        found.collector.clone_from(&self.verdict.collector);
+        found.seq = self.verdict.seq + 1;
+        self.timeline.tell(&found);
+        self.verdict = found;
+        &self.verdict
+    }
+
+    /// The last verdict.
+    pub fn verdict(&self) -> &Verdict {
+        &self.verdict
+    }
+
+    /// Who waited for what, of the last minutes.
+    pub fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
+    /// The identifier of the process that collects.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn forget(&mut self, now: Duration) {
+        self.processes.retain(|_, known| now < known.last + FORGOTTEN);
+        if self.ends.len() >= MAX_CONNECTIONS {
+            let processes = &self.processes;
+            let lives = |id: &Option<u64>| id.is_some_and(|id| processes.contains_key(&id));
+            self.ends.retain(|_, ends| ends.iter().any(lives));
+        }
+    }
+
+    /// What is known of the last seconds, and the identifiers of its members.
+    fn job(&self, now: Duration) -> (Job, Vec<u64>) {
+        let begin = now.saturating_sub(self.window());
+        let silence = MIN_SILENCE.max(MISSED * self.interval());
+        let mut ids: Vec<u64> = self.processes.keys().copied().collect();
+        ids.sort_by_key(|id| (self.processes[id].process.rank.unwrap_or(u32::MAX), *id));
+        let at: HashMap<u64, usize> = ids.iter().enumerate().map(|(at, id)| (*id, at)).collect();
+        let mut members = Vec::with_capacity(ids.len());
+        let mut links: HashMap<u64, Link> = HashMap::new();
+        for id in &ids {
+            let known = &self.processes[id];
+            let recent =
+                || known.views.iter().filter(|(time, _)| *time >= begin).map(|(_, view)| view);
+            let covered = recent().map(|view| view.window).sum::<u32>().max(1);
+            let share = |time: u32| (f64::from(time) / f64::from(covered)).min(1.0);
+            let silent = now.saturating_sub(known.last);
+            let last = known.views.back().map(|(_, view)| view);
+            members.push(Member {
+                process: known.process.clone(),
+                uncalled: share(recent().map(|view| view.uncalled).sum()),
+                usual_excess: known.excess,
+                uncalled_for: last.map_or(0.0, |view| f64::from(view.uncalled_for) / 1e3),
+                starved: share(recent().map(|view| view.starved).sum()),
+                silent_for: (silent >= silence).then_some(silent.as_secs_f64()),
+            });
+            if silent >= silence {
+                continue; // what it saw before is over
+            }
+            for view in recent() {
+                for connection in &view.connections {
+                    self.add_end(&mut links, view, connection, &share, &at, covered);
+                }
+            }
+        }
+        let window = self.window().as_secs_f64();
+        let mut links: Vec<(u64, Link)> = links.into_iter().collect();
+        links.sort_by_key(|(id, _)| *id);
+        (Job { window, members, links: links.into_iter().map(|(_, link)| link).collect() }, ids)
+    }
+
+    /// Adds what one end of a connection has seen.
+    fn add_end(
+        &self,
+        links: &mut HashMap<u64, Link>,
+        view: &View,
+        connection: &ConnectionView,
+        share: &dyn Fn(u32) -> f64,
+        at: &HashMap<u64, usize>,
+        covered: u32,
+    ) {
+        let link = links.entry(connection.id).or_insert_with(|| {
+            let [from, to] = self.ends.get(&connection.id).copied().unwrap_or_default();
+            let member = |id: Option<u64>| id.and_then(|id| at.get(&id).copied());
+            Link { from: member(from), to: member(to), ..Link::default() }
+        });
+        let device = view.devices.get(usize::from(connection.device)).cloned().unwrap_or_default();
+        let rate = f64::from(connection.kibibytes) * 1024.0 * 1e3 / f64::from(covered);
+        if connection.is_sender {
+            link.from_device = device;
+            link.pending += share(connection.outstanding);
+            link.unposted += if link.to.is_none() { share(connection.peer) } else { 0.0 };
+            link.rate += rate;
+        } else {
+            link.to_device = device;
+            link.wanted += share(connection.outstanding);
+            link.unposted += share(connection.unposted);
+            if link.from.is_none() {
+                // Without the sender's word, what has begun to arrive was under way.
+                link.pending += share(connection.wire);
+                link.rate += rate;
+            }
+        }
+        link.outstanding_for =
+            link.outstanding_for.max(f64::from(connection.outstanding_for) / 1e3);
+        link.round_trip = link.round_trip.max(f64::from(connection.round_trip) / 1e6);
+        link.retransmits += f64::from(connection.retransmits) * 1e3 / f64::from(covered);
+        link.is_unanswered |= connection.is_unanswered;
+    }
+
+    /// Follows how late each process usually is, while it is not suspected.
+    fn learn(&mut self, job: &Job, ids: &[u64], now: Duration) {
+        let mut uncalled: Vec<f64> = job.members.iter().map(|member| member.uncalled).collect();
+        uncalled.sort_by(f64::total_cmp);
+        let Some(middle) = uncalled.get(uncalled.len() / 2).copied() else { return };
+        for (id, member) in ids.iter().zip(&job.members) {
+            let is_suspected = self.suspicions.iter().any(|suspicion| {
+                let place = &suspicion.suspect.place;
+                (place.rank, &place.host) == (member.process.rank, &member.process.host)
+            });
+            let Some(known) = self.processes.get_mut(id) else { continue };
+            let excess = member.uncalled - middle;
+            match known.excess {
+                _ if member.silent_for.is_some() => {}
+                None if now < known.first + LEARNING => {}
+                None => known.excess = Some(excess),
+                Some(_) if is_suspected => {}
+                Some(usual) => known.excess = Some(usual + FOLLOWING * (excess - usual)),
+            }
+        }
+    }
+
+    /// A verdict names who is named again and again, and until that is over for as long.
+    fn weigh(&mut self, named: &[Suspect], now: Duration) {
+        for suspicion in &mut self.suspicions {
+            match named.iter().find(|suspect| suspect.is_same(&suspicion.suspect)) {
+                Some(suspect) => {
+                    suspicion.suspect = suspect.clone();
+                    (suspicion.seen, suspicion.missed) = (suspicion.seen + 1, 0);
+                }
+                None => (suspicion.seen, suspicion.missed) = (0, suspicion.missed + 1),
+            }
+            suspicion.is_told |= suspicion.seen >= STEADY;
+            let held = now.saturating_sub(suspicion.since).as_secs_f64();
+            suspicion.suspect.for_s = suspicion.suspect.for_s.max(held);
+        }
+        self.suspicions.retain(|s| s.missed == 0 || s.is_told && s.missed < STEADY);
+        for suspect in named {
+            if !self.suspicions.iter().any(|known| known.suspect.is_same(suspect)) {
+                self.suspicions.push(Suspicion {
+                    suspect: suspect.clone(),
+                    since: now,
+                    seen: 1,
+                    missed: 0,
+                    is_told: false,
+                });
+            }
+        }
+        self.suspicions.sort_by(|a, b| b.suspect.share.total_cmp(&a.suspect.share));
+    }
+}
+
+/// What each member did most, for the timeline.
+fn moment(job: &Job, now: Duration) -> Moment {
+    let states = job.members.iter().enumerate().map(|(at, member)| {
+        let of = |select: &dyn Fn(&Link) -> f64, mine: &dyn Fn(&Link) -> bool| {
+            job.links.iter().filter(|link| mine(link)).map(select).fold(0.0, f64::max)
+        };
+        let receives = |link: &Link| link.to == Some(at);
+        let sends = |link: &Link| link.from == Some(at);
+        let wire = of(&Link::wire, &sends).max(of(&Link::wire, &receives));
+        let peer =
+            of(&Link::waits_for_sender, &receives).max(of(&Link::waits_for_receiver, &sends));
+        let state = if member.silent_for.is_some() {
+            State::Silent
+        } else if member.uncalled >= wire.max(peer) {
+            State::Uncalled
+        } else if wire >= peer {
+            State::Wire
+        } else {
+            State::Peer
+        };
+        (member.process.clone(), state)
+    });
+    Moment { at: now, states: states.collect() }
+}

@@ -1,0 +1,21 @@
+//! Which rank, card or path the ranks of a job wait for.
+//!
+//! Each process of a job sees how long it waits on each of its connections, and whether for the peer or for the wire
+//! ([`View`]). One process, the *collector* ([`election`]), gets the views of all ([`Collector`]), and [`judge()`] finds what the
+//! waits come from. Waits propagate: in a ring, everybody waits for the rank before. So the function follows who waits for
+//! whom to a process that waits for nobody and has not called, or to a connection whose bytes are under way too long.
+//!
+//! Nothing here has sockets or clocks: time is a parameter.
+
+mod collector;
+pub mod election;
+mod judge;
+mod timeline;
+mod verdict;
+mod view;
+
+pub use collector::Collector;
+pub use judge::{Job, Link, Member, judge};
+pub use timeline::Timeline;
+pub use verdict::{Class, Direction, MAX_JSON, Outcome, Place, Suspect, Verdict};
+pub use view::{ConnectionView, MAX_CONNECTIONS, MAX_VIEW_BYTES, Process, View, ViewError};

@@ -1,0 +1,314 @@
+//! What one process sees of its connections, and how it is sent.
+
+/// Maximum number of connections in a view: those that waited longest.
+pub const MAX_CONNECTIONS: usize = 24;
+/// Maximum encoded length of a view, in bytes: it fits into one packet.
+pub const MAX_VIEW_BYTES: usize = 1200;
+
+/// Version of the encoding.
+const VERSION: u8 = 1;
+const MAX_NAME: usize = 63;
+const MAX_DEVICES: usize = 8;
+/// `rank` of a process that has none.
+const NO_RANK: u32 = u32::MAX;
+const FLAG_SEND: u8 = 1;
+
+/// Who a process is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Process {
+    /// Random, chosen when the process starts.
+    pub id: u64,
+    /// Its rank in the job, from the environment.
+    pub rank: Option<u32>,
+    /// The name of its host or node.
+    pub host: String,
+    /// The UID of its pod; empty outside Kubernetes.
+    pub pod: String,
+}
+
+/// What a process has seen since its last view.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct View {
+    /// Who sees it.
+    pub process: Process,
+    /// Counts the views of this process.
+    pub sequence: u32,
+    /// The time that the view covers, in milliseconds. All times below are within it unless they say otherwise.
+    pub window: u32,
+    /// No connection of the process had a request.
+    pub uncalled: u32,
+    /// How long that has been so now, from before the window too; 0: there are requests.
+    pub uncalled_for: u32,
+    /// How much later than it asked for the process's own thread ran.
+    pub starved: u32,
+    /// Number of all its connections.
+    pub connections_open: u32,
+    /// Names of devices, which connections refer to.
+    pub devices: Vec<String>,
+    /// Those that waited longest, at most [`MAX_CONNECTIONS`].
+    pub connections: Vec<ConnectionView>,
+}
+
+/// What one end of a connection has seen. Times are in milliseconds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConnectionView {
+    /// The same number at both ends.
+    pub id: u64,
+    /// Whether this end sends.
+    pub is_sender: bool,
+    /// Index of the device.
+    pub device: u8,
+    /// Requests were not done.
+    pub outstanding: u32,
+    /// Of that, for want of a buffer (a sender) or of a message's first bytes (a receiver).
+    pub peer: u32,
+    /// Of that, with bytes under way.
+    pub wire: u32,
+    /// A receiver had bytes and no buffer for them.
+    pub unposted: u32,
+    /// How long the present requests are outstanding, from before the window too; 0: there are none.
+    pub outstanding_for: u32,
+    /// Bytes moved, in KiB.
+    pub kibibytes: u32,
+    /// The largest smoothed round trip of a flow, in microseconds; 0: not measured.
+    pub round_trip: u32,
+    /// Segments retransmitted.
+    pub retransmits: u16,
+    /// Whether a flow's last segments are not answered at all, again and again.
+    pub is_unanswered: bool,
+}
+
+/// Why bytes are not a view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a view: {0}")]
+pub struct ViewError(&'static str);
+
+impl View {
+    /// The bytes to send, at most [`MAX_VIEW_BYTES`]. Names are cut, and what exceeds the limits is left out.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![VERSION];
+        out.extend(self.process.id.to_le_bytes());
+        out.extend(self.process.rank.unwrap_or(NO_RANK).to_le_bytes());
+        put_name(&mut out, &self.process.host);
+        put_name(&mut out, &self.process.pod);
+        for number in [
+            self.sequence,
+            self.window,
+            self.uncalled,
+            self.uncalled_for,
+            self.starved,
+            self.connections_open,
+        ] {
+            out.extend(number.to_le_bytes());
+        }
+        let devices = &self.devices[..self.devices.len().min(MAX_DEVICES)];
+        out.push(devices.len() as u8);
+        devices.iter().for_each(|name| put_short_name(&mut out, name));
+        let room = (MAX_VIEW_BYTES - out.len() - 1) / ConnectionView::BYTES;
+        let count = self.connections.len().min(room).min(MAX_CONNECTIONS);
+        out.push(count as u8);
+        self.connections[..count].iter().for_each(|connection| connection.encode(&mut out));
+        out
+    }
+
+    /// Reads what [`View::encode`] wrote. Anybody may have sent it.
+    ///
+    /// # Errors
+    /// [`ViewError`] when the bytes are not a view of this version.
+    pub fn decode(bytes: &[u8]) -> Result<Self, ViewError> {
+        let mut rest = Reader(bytes);
+        if rest.u8()? != VERSION {
+            return Err(ViewError("of another version"));
+        }
+        let id = rest.u64()?;
+        let rank = Some(rest.u32()?).filter(|rank| *rank != NO_RANK);
+        let process = Process { id, rank, host: rest.name()?, pod: rest.name()? };
+        let mut view = Self {
+            process,
+            sequence: rest.u32()?,
+            window: rest.u32()?,
+            uncalled: rest.u32()?,
+            uncalled_for: rest.u32()?,
+            starved: rest.u32()?,
+            connections_open: rest.u32()?,
+            devices: Vec::new(),
+            connections: Vec::new(),
+        };
+        let devices = usize::from(rest.u8()?);
+        if devices > MAX_DEVICES {
+            return Err(ViewError("too many devices"));
+        }
+        for _ in 0..devices {
+            view.devices.push(rest.name()?);
+        }
+        let connections = usize::from(rest.u8()?);
+        if connections > MAX_CONNECTIONS {
+            return Err(ViewError("too many connections"));
+        }
+        for _ in 0..connections {
+            view.connections.push(ConnectionView::decode(&mut rest)?);
+        }
+        if rest.0.is_empty() { Ok(view) } else { Err(ViewError("bytes behind its end")) }
+    }
+}
+
+impl ConnectionView {
+    const BYTES: usize = 8 + 1 + 1 + 4 * 2 + 4 * 3 + 2;
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend(self.id.to_le_bytes());
+        out.push(u8::from(self.is_sender) * FLAG_SEND + u8::from(self.is_unanswered) * 2);
+        out.push(self.device);
+        for time in [self.outstanding, self.peer, self.wire, self.unposted] {
+            out.extend((time.min(u16::MAX.into()) as u16).to_le_bytes());
+        }
+        for number in [self.outstanding_for, self.kibibytes, self.round_trip] {
+            out.extend(number.to_le_bytes());
+        }
+        out.extend(self.retransmits.to_le_bytes());
+    }
+
+    fn decode(rest: &mut Reader<'_>) -> Result<Self, ViewError> {
+        let id = rest.u64()?;
+        let flags = rest.u8()?;
+        Ok(Self {
+            id,
+            is_sender: flags & FLAG_SEND != 0,
+            is_unanswered: flags & 2 != 0,
+            device: rest.u8()?,
+            outstanding: rest.u16()?.into(),
+            peer: rest.u16()?.into(),
+            wire: rest.u16()?.into(),
+            unposted: rest.u16()?.into(),
+            outstanding_for: rest.u32()?,
+            kibibytes: rest.u32()?,
+            round_trip: rest.u32()?,
+            retransmits: rest.u16()?,
+        })
+    }
+}
+
+/// Writes a name, cut to its maximum length. Others than printable ASCII characters become question marks.
+fn put_name(out: &mut Vec<u8>, name: &str) {
+    put_cut(out, name, MAX_NAME);
+}
+
+/// As [`put_name`], for names as short as those of interfaces.
+fn put_short_name(out: &mut Vec<u8>, name: &str) {
+    put_cut(out, name, 23);
+}
+
+fn put_cut(out: &mut Vec<u8>, name: &str, most: usize) {
+    let bytes: Vec<u8> = name.chars().take(most).map(printable).collect();
+    out.push(bytes.len() as u8);
+    out.extend(bytes);
+}
+
+fn printable(c: char) -> u8 {
+    if c.is_ascii_graphic() && !matches!(c, '"' | '\\' | '<' | '>' | '&') { c as u8 } else { b'?' }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], ViewError> {
+        let (first, rest) = self.0.split_first_chunk().ok_or(ViewError("too short"))?;
+        self.0 = rest;
+        Ok(*first)
+    }
+
+    fn u8(&mut self) -> Result<u8, ViewError> {
+        Ok(u8::from_le_bytes(self.array()?))
+    }
+
+    fn u16(&mut self) -> Result<u16, ViewError> {
+        Ok(u16::from_le_bytes(self.array()?))
+    }
+
+    fn u32(&mut self) -> Result<u32, ViewError> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    fn u64(&mut self) -> Result<u64, ViewError> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    fn name(&mut self) -> Result<String, ViewError> {
+        let length = usize::from(self.u8()?);
+        let (name, rest) = self.0.split_at_checked(length).ok_or(ViewError("too short"))?;
+        self.0 = rest;
+        if length > MAX_NAME || name.iter().any(|byte| printable((*byte).into()) != *byte) {
+            return Err(ViewError("a name that is no name"));
+        }
+        Ok(name.iter().map(|byte| char::from(*byte)).collect())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
+mod tests {
+    use super::*;
+    use evenkeel_testkit::TestRng;
+
+    fn view() -> View {
+        let process = Process { id: 7, rank: Some(3), host: "n3".into(), pod: "uid-1".into() };
+        let connection = |id| ConnectionView {
+            id,
+            is_sender: id % 2 == 0,
+            device: 1,
+            outstanding: 1000,
+            peer: 400,
+            wire: 600,
+            unposted: 3,
+            outstanding_for: 70_000,
+            kibibytes: 5 << 20,
+            round_trip: 250,
+            retransmits: 9,
+            is_unanswered: id % 3 == 0,
+        };
+        View {
+            process,
+            sequence: 5,
+            window: 1000,
+            uncalled: 20,
+            uncalled_for: 0,
+            starved: 1,
+            connections_open: 40,
+            devices: vec!["eth0".into(), "eth1".into()],
+            connections: (0..MAX_CONNECTIONS as u64).map(connection).collect(),
+        }
+    }
+
+    #[test]
+    fn view_is_read_as_it_was_written() {
+        let full = view();
+        assert_eq!(View::decode(&full.encode()), Ok(full.clone()));
+        let nobody = View { process: Process::default(), ..full };
+        assert_eq!(View::decode(&nobody.encode()), Ok(nobody));
+    }
+
+    #[test]
+    fn view_fits_into_a_packet_whatever_its_names() {
+        let mut long = view();
+        long.process.host = "\u{e9}<x>".repeat(100);
+        long.process.pod = "p".repeat(1000);
+        long.devices = vec!["d".repeat(99); 99];
+        long.connections.extend(view().connections);
+        let bytes = long.encode();
+        assert!(bytes.len() <= MAX_VIEW_BYTES, "{}", bytes.len());
+        let read = View::decode(&bytes).unwrap();
+        assert!(read.process.host.starts_with("??x???x?"), "{}", read.process.host);
+    }
+
+    #[test]
+    fn view_decodes_any_bytes_without_panic() {
+        let mut rng = TestRng::new(3);
+        let mut refused = 0;
+        for _ in 0..20_000 {
+            let mut bytes = view().encode();
+            (0..=rng.below(4)).for_each(|_| rng.mutate(&mut bytes));
+            refused += usize::from(View::decode(&bytes).is_err());
+        }
+        assert!(refused > 100, "{refused}");
+    }
+}

@@ -1,0 +1,378 @@
+//! Finds what the job waits for, while it runs: sends this process's view to the job's collector, and tells what that has found.
+//!
+//! One thread of a process does that, over UDP. Its sockets have the addresses and ports of the listening sockets of TCP, so
+//! that peers know them. `evenkeel_diagnosis` decides everything. Datagrams are signed with the job key, if there is one. They
+//! are not encrypted: they have names of hosts and figures, and no data. Nothing depends on them. Where they are blocked, each
+//! rank knows what it waits for itself.
+
+mod datagram;
+mod outlets;
+mod views;
+
+use std::collections::HashMap;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use evenkeel_diagnosis::election::{Candidate, Election};
+use evenkeel_diagnosis::{Collector, Process, Verdict};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use crate::device::Device;
+use crate::settings::Settings;
+use crate::sys;
+use crate::telemetry::log::Log;
+use crate::telemetry::metrics::Metrics;
+use datagram::{Datagram, MAX_DATAGRAM};
+use outlets::Outlets;
+use views::Views;
+
+/// How often the thread runs. How late it runs shows whether the process gets the CPU.
+const TICK: Duration = Duration::from_millis(100);
+/// How often it beats.
+const BEAT: Duration = Duration::from_secs(1);
+/// Maximum number of neighbours that each news is sent to.
+const MAX_TOLD: usize = 8;
+/// How long a neighbour is remembered that only its datagrams are known of.
+const NEIGHBOUR_TIME: Duration = Duration::from_secs(20);
+const MAX_NEIGHBOURS: usize = 1024;
+/// Maximum number of sockets: those of the latest listening sockets.
+const MAX_SOCKETS: usize = 8;
+/// Maximum number of datagrams that are read before the thread looks at its clock.
+const MAX_BATCH: usize = 4096;
+
+/// The thread, as long as it lives.
+pub(crate) struct Watch {
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the thread is started with.
+pub(crate) struct WatchContext {
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) devices: Arc<[Device]>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) log: Arc<dyn Log>,
+}
+
+impl Watch {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When the system has no room for it.
+    pub(crate) fn start(context: WatchContext) -> std::io::Result<Self> {
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let stopped = Arc::clone(&stop);
+        let thread =
+            std::thread::Builder::new().name("evenkeel-watch".to_owned()).spawn(move || {
+                sys::block_signals();
+                Watcher::new(context).run(&stopped);
+            })?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // Fails only after 2^64 writes.
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            // It does not panic, and there would be no result to use.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the thread knows.
+struct Watcher {
+    context: WatchContext,
+    epoch: Instant,
+    process: Process,
+    /// With the address of the listening socket that each belongs to.
+    sockets: Vec<(SocketAddr, UdpSocket)>,
+    /// `None` until there is a socket.
+    election: Option<Election>,
+    views: Views,
+    /// While this process collects.
+    collector: Option<Collector>,
+    /// How long to wait between two views.
+    interval: Duration,
+    /// Neighbours by their address, and when something came from them.
+    heard: HashMap<SocketAddr, Duration>,
+    outlets: Outlets,
+    /// Chooses among many neighbours.
+    turn: usize,
+}
+
+impl Watcher {
+    fn new(context: WatchContext) -> Self {
+        let process = this_process();
+        Self {
+            epoch: Instant::now(),
+            sockets: Vec::new(),
+            election: None,
+            views: Views::new(process.clone()),
+            collector: None,
+            interval: BEAT,
+            heard: HashMap::new(),
+            outlets: Outlets::new(&context),
+            turn: 0,
+            process,
+            context,
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.epoch.elapsed()
+    }
+
+    fn run(&mut self, stop: &OwnedFd) {
+        let (mut next_tick, mut next_beat, mut next_view) = (TICK, BEAT, BEAT);
+        loop {
+            let now = self.now();
+            let left = next_tick.saturating_sub(now) + Duration::from_micros(50);
+            match self.wait(stop, left) {
+                Wait::Stopped => return self.leave(),
+                Wait::Readable => self.receive(),
+                Wait::TimedOut => {}
+            }
+            let now = self.now();
+            if now < next_tick {
+                continue;
+            }
+            self.views.add_delay(now - next_tick);
+            next_tick = now + TICK;
+            if now >= next_beat {
+                next_beat = now + BEAT;
+                self.bind();
+                self.beat();
+            }
+            if now >= next_view {
+                next_view = now + self.interval;
+                self.look();
+            }
+        }
+    }
+
+    fn wait(&self, stop: &OwnedFd, time: Duration) -> Wait {
+        let mut waited = vec![PollFd::new(stop, PollFlags::IN)];
+        waited.extend(self.sockets.iter().map(|(_, socket)| PollFd::new(socket, PollFlags::IN)));
+        let time = Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos().into() };
+        match poll(&mut waited, Some(&time)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => Wait::TimedOut,
+            Ok(_) if !waited[0].revents().is_empty() => Wait::Stopped,
+            Ok(_) => Wait::Readable,
+            Err(_) => Wait::Stopped,
+        }
+    }
+
+    /// Opens sockets beside new listening sockets. A process without any has a socket at any port.
+    fn bind(&mut self) {
+        let mut listening = self.context.metrics.listening();
+        if listening.is_empty() {
+            listening.extend(self.own_ip().map(|ip| SocketAddr::new(ip, 0)));
+        }
+        self.sockets.retain(|(beside, _)| listening.contains(beside));
+        for address in listening.into_iter().rev().take(MAX_SOCKETS) {
+            if self.sockets.iter().any(|(beside, _)| *beside == address) {
+                continue;
+            }
+            // The port may be in use: the other sockets do.
+            if let Ok(socket) = UdpSocket::bind(address)
+                && socket.set_nonblocking(true).is_ok()
+            {
+                self.sockets.push((address, socket));
+            }
+        }
+        let address = self.sockets.first().and_then(|(_, socket)| self.reachable(socket));
+        match (address, &self.election) {
+            (Some(address), None) => {
+                let (rank, id) = (self.process.rank.unwrap_or(u32::MAX), self.process.id);
+                let me = Candidate { rank, id, address, beat: 0 };
+                self.election = Some(Election::new(me, self.now()));
+            }
+            (Some(address), Some(election)) if election.me().address != address => {
+                let me = Candidate { address, ..election.me() };
+                self.election = Some(Election::new(me, self.now()));
+            }
+            (None, Some(_)) => self.election = None,
+            _ => {}
+        }
+    }
+
+    fn own_ip(&self) -> Option<std::net::IpAddr> {
+        self.context.devices.first()?.addresses().first().copied()
+    }
+
+    /// Where others reach a socket.
+    fn reachable(&self, socket: &UdpSocket) -> Option<SocketAddr> {
+        let mut address = socket.local_addr().ok()?;
+        if address.ip().is_unspecified() {
+            address.set_ip(self.own_ip()?);
+        }
+        Some(address)
+    }
+
+    /// Beats, and tells neighbours of the best candidate if that is this process.
+    fn beat(&mut self) {
+        let now = self.now();
+        self.heard.retain(|_, last| now < *last + NEIGHBOUR_TIME);
+        let Some(election) = &mut self.election else { return };
+        let news = election.beat(now);
+        let is_collector = election.is_collector();
+        if let Some(news) = news {
+            self.tell(news, None);
+        }
+        if is_collector && self.collector.is_none() {
+            self.collector = Some(Collector::new(self.process.id));
+        } else if !is_collector {
+            self.collector = None;
+        }
+    }
+
+    /// Tells neighbours of a candidate, but not the one that it came from.
+    fn tell(&mut self, candidate: Candidate, not: Option<SocketAddr>) {
+        let mut neighbours = self.context.metrics.neighbours();
+        neighbours.extend(self.heard.keys().copied());
+        neighbours.sort_unstable();
+        neighbours.dedup();
+        neighbours.retain(|neighbour| Some(*neighbour) != not);
+        let bytes = Datagram::Candidate(candidate).encode(self.context.settings.job_key());
+        let count = neighbours.len();
+        for at in 0..count.min(MAX_TOLD) {
+            self.send(&bytes, neighbours[(self.turn + at) % count]);
+        }
+        self.turn = self.turn.wrapping_add(MAX_TOLD);
+    }
+
+    fn send(&self, bytes: &[u8], to: SocketAddr) {
+        let fits = |(_, socket): &&(SocketAddr, UdpSocket)| {
+            socket.local_addr().is_ok_and(|own| own.is_ipv4() == to.is_ipv4())
+        };
+        if let Some((_, socket)) = self.sockets.iter().find(fits) {
+            let _ = socket.send_to(bytes, to); // what is lost comes again
+        }
+    }
+
+    /// Sends this process's view, and judges if this process collects.
+    fn look(&mut self) {
+        let now = self.now();
+        let view = self.views.next(&self.context.metrics, now);
+        let waits = self.views.longest_wait();
+        match &mut self.collector {
+            Some(collector) => {
+                collector.add(view, now);
+                let verdict = collector.judge(now).clone();
+                self.interval = collector.interval();
+                let timeline = collector.timeline();
+                self.outlets.judged(&verdict, timeline, now);
+                self.outlets.told(&verdict, now);
+            }
+            None => {
+                if let Some(election) = &self.election {
+                    let bytes = Datagram::View(view).encode(self.context.settings.job_key());
+                    self.send(&bytes, election.collector().address);
+                }
+            }
+        }
+        self.outlets.waits(waits, now);
+    }
+
+    fn receive(&mut self) {
+        let mut buffer = [0; MAX_DATAGRAM + 1];
+        for at in 0..self.sockets.len() {
+            for _ in 0..MAX_BATCH {
+                let Ok((length, from)) = self.sockets[at].1.recv_from(&mut buffer) else { break };
+                let key = self.context.settings.job_key();
+                if let Some(datagram) = Datagram::decode(&buffer[..length], key) {
+                    let from = SocketAddr::new(from.ip().to_canonical(), from.port());
+                    self.on_datagram(datagram, from);
+                }
+            }
+        }
+    }
+
+    fn on_datagram(&mut self, datagram: Datagram, from: SocketAddr) {
+        let now = self.now();
+        match datagram {
+            Datagram::Candidate(candidate) => {
+                if self.heard.len() < MAX_NEIGHBOURS || self.heard.contains_key(&from) {
+                    self.heard.insert(from, now);
+                }
+                let Some(election) = &mut self.election else { return };
+                if election.heard(candidate, now) {
+                    self.tell(candidate, Some(from));
+                }
+            }
+            Datagram::View(view) => {
+                let Some(collector) = &mut self.collector else { return };
+                collector.add(view, now);
+                let answer = Datagram::Answer {
+                    collector: collector.id(),
+                    interval: collector.interval(),
+                    verdict: collector.verdict().to_json(),
+                };
+                let bytes = answer.encode(self.context.settings.job_key());
+                self.send(&bytes, from);
+            }
+            Datagram::Answer { collector, interval, verdict } => {
+                let is_mine = self
+                    .election
+                    .as_ref()
+                    .is_some_and(|election| election.collector().id == collector);
+                if is_mine && let Some(verdict) = Verdict::from_json(verdict.as_bytes()) {
+                    self.interval = interval.clamp(BEAT, 10 * BEAT);
+                    self.outlets.told(&verdict, now);
+                }
+            }
+        }
+    }
+
+    /// The process has closed its last connection: nobody waits for it.
+    fn leave(&mut self) {
+        let now = self.now();
+        if let Some(election) = &self.election
+            && !election.is_collector()
+        {
+            let view = self.views.last(now);
+            let bytes = Datagram::View(view).encode(self.context.settings.job_key());
+            self.send(&bytes, election.collector().address);
+        }
+    }
+}
+
+enum Wait {
+    TimedOut,
+    Readable,
+    Stopped,
+}
+
+/// Who this process is. The rank is that of the launcher, of which there are several kinds.
+fn this_process() -> Process {
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let ranks = [
+        "RANK",
+        "OMPI_COMM_WORLD_RANK",
+        "PMIX_RANK",
+        "PMI_RANK",
+        "SLURM_PROCID",
+        "JOB_COMPLETION_INDEX",
+    ];
+    let rank = ranks.iter().find_map(|name| variable(name)?.parse().ok());
+    // Without random numbers it is still one of its time.
+    let id = sys::random().unwrap_or_else(|_| sys::coarse_nanoseconds().to_ne_bytes());
+    let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+    Process {
+        id: u64::from_ne_bytes(id),
+        rank,
+        host: variable("EVENKEEL_NODE").unwrap_or_else(host),
+        pod: variable("EVENKEEL_POD_UID").unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

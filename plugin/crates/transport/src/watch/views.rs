@@ -1,0 +1,190 @@
+//! This process's view, from what its connections have counted since the last one.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use evenkeel_diagnosis::{ConnectionView, MAX_CONNECTIONS, Process, View};
+
+use crate::connection::base::Direction;
+use crate::telemetry::metrics::{Metrics, Observed};
+use crate::telemetry::waits::WaitTimes;
+
+/// A flow is not answered if so many retransmissions in a row are not, for this time.
+const UNANSWERED: u8 = 2;
+const SILENT: Duration = Duration::from_secs(1);
+/// Number of idle connections in each view, in turn: the collector has to know whose they are before they are waited for.
+const IDLE_SHOWN: usize = 8;
+
+/// What was counted at the last view.
+pub(super) struct Views {
+    process: Process,
+    sequence: u32,
+    at: Duration,
+    uncalled: Duration,
+    /// How much later than asked the thread has run since then.
+    delay: Duration,
+    connections: HashMap<u64, Counted>,
+    longest: Option<LongWait>,
+    /// The idle connection that is shown next.
+    next_idle: usize,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Counted {
+    waits: WaitTimes,
+    bytes: u64,
+    retransmits: Option<u64>,
+}
+
+/// The longest wait for requests that are outstanding.
+#[derive(Clone, Debug)]
+pub(super) struct LongWait {
+    pub(super) time: Duration,
+    pub(super) peer: SocketAddr,
+    pub(super) sends: bool,
+    /// Whether bytes are under way. Otherwise the peer has not called.
+    pub(super) is_wire: bool,
+    pub(super) device: String,
+}
+
+impl Views {
+    pub(super) fn new(process: Process) -> Self {
+        Self {
+            process,
+            sequence: 0,
+            at: Duration::ZERO,
+            uncalled: Duration::ZERO,
+            delay: Duration::ZERO,
+            connections: HashMap::new(),
+            longest: None,
+            next_idle: 0,
+        }
+    }
+
+    /// The thread has run so much later than it asked for.
+    pub(super) fn add_delay(&mut self, delay: Duration) {
+        self.delay += delay;
+    }
+
+    /// The longest wait, as of the last view.
+    pub(super) fn longest_wait(&self) -> Option<LongWait> {
+        self.longest.clone()
+    }
+
+    /// The view since the last one.
+    pub(super) fn next(&mut self, metrics: &Metrics, now: Duration) -> View {
+        let mut all: Vec<(ConnectionView, Arc<dyn Observed>)> = Vec::new();
+        let (mut counted, mut devices): (HashMap<u64, Counted>, Vec<String>) = Default::default();
+        let (mut open, mut idle) = (0, Vec::new());
+        self.longest = None;
+        for connection in metrics.connections() {
+            let base = connection.base();
+            if base.failed() {
+                continue;
+            }
+            open += 1;
+            let (id, waits, bytes) = (base.id(), base.wait_times(), base.moved());
+            let known = self.connections.get(&id).copied();
+            let before = known.unwrap_or_default();
+            counted.insert(id, Counted { waits, bytes, retransmits: before.retransmits });
+            let is_sender = base.direction_of() == Direction::Send;
+            if known.is_some() && waits == before.waits && bytes == before.bytes {
+                idle.push((ConnectionView { id, is_sender, ..Default::default() }, connection));
+                continue;
+            }
+            let ms = |after: Duration, before: Duration| milliseconds(after.saturating_sub(before));
+            let view = ConnectionView {
+                id,
+                is_sender,
+                device: 0,
+                outstanding: ms(waits.outstanding, before.waits.outstanding),
+                peer: ms(waits.peer, before.waits.peer),
+                wire: ms(waits.wire, before.waits.wire),
+                unposted: ms(waits.unposted, before.waits.unposted),
+                outstanding_for: milliseconds(waits.outstanding_for),
+                kibibytes: ((bytes - before.bytes.min(bytes)) >> 10) as u32,
+                ..ConnectionView::default()
+            };
+            all.push((view, connection));
+        }
+        // Those that a verdict may be about come first: what waits, and what carries most.
+        all.sort_by_key(|(view, _)| {
+            std::cmp::Reverse((view.outstanding.max(view.unposted), view.kibibytes))
+        });
+        all.truncate(MAX_CONNECTIONS);
+        let shown = idle.len().min(IDLE_SHOWN).min(MAX_CONNECTIONS - all.len());
+        let first = self.next_idle.checked_rem(idle.len()).unwrap_or_default();
+        self.next_idle = first + shown;
+        idle.rotate_left(first);
+        all.extend(idle.into_iter().take(shown));
+        let mut connections = Vec::with_capacity(all.len());
+        for (mut view, connection) in all {
+            let base = connection.base();
+            let name = base.device_name();
+            let device = devices.iter().position(|known| *known == name).unwrap_or_else(|| {
+                devices.push(name.clone());
+                devices.len() - 1
+            });
+            view.device = device as u8;
+            if view.is_sender && view.outstanding > 0 {
+                let known = counted.entry(view.id).or_default();
+                let mut retransmits = 0;
+                for path in connection.paths() {
+                    let trip = path.usual_round_trip.as_micros() as u32;
+                    view.round_trip = view.round_trip.max(trip);
+                    retransmits += path.retransmitted;
+                    view.is_unanswered |= path.unanswered >= UNANSWERED && path.silent >= SILENT;
+                }
+                let before = known.retransmits.replace(retransmits).unwrap_or(retransmits);
+                view.retransmits = retransmits.saturating_sub(before).min(u16::MAX.into()) as u16;
+            }
+            let time = Duration::from_millis(view.outstanding_for.into());
+            if self.longest.as_ref().is_none_or(|longest| longest.time < time) && !time.is_zero() {
+                self.longest = Some(LongWait {
+                    time,
+                    peer: base.peer(),
+                    sends: view.is_sender,
+                    is_wire: view.wire > view.peer,
+                    device: name,
+                });
+            }
+            connections.push(view);
+        }
+        let (uncalled, uncalled_for) = metrics.calls.uncalled();
+        let view = View {
+            process: self.process.clone(),
+            sequence: self.next_sequence(),
+            window: milliseconds(now.saturating_sub(self.at)),
+            uncalled: milliseconds(uncalled.saturating_sub(self.uncalled)),
+            uncalled_for: milliseconds(uncalled_for),
+            starved: milliseconds(self.delay),
+            connections_open: open,
+            devices,
+            connections,
+        };
+        (self.at, self.uncalled, self.delay) = (now, uncalled, Duration::ZERO);
+        self.connections = counted;
+        view
+    }
+
+    /// The last view of a process that ends: it has no connections any more.
+    pub(super) fn last(&mut self, now: Duration) -> View {
+        View {
+            process: self.process.clone(),
+            sequence: self.next_sequence(),
+            window: milliseconds(now.saturating_sub(self.at)),
+            ..View::default()
+        }
+    }
+
+    fn next_sequence(&mut self) -> u32 {
+        self.sequence += 1;
+        self.sequence
+    }
+}
+
+fn milliseconds(time: Duration) -> u32 {
+    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+}
