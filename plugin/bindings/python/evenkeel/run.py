@@ -134,10 +134,12 @@ class Verdicts:
 
     def keep_timeline(self, file: str) -> None:
         """Copies the picture of the job, if the process that draws it is on this host."""
-        try:
-            shutil.copyfile(self._folder / "timeline.svg", file)
-        except FileNotFoundError:
+        picture = self._folder / "timeline.svg"
+        if not picture.exists():
             _log(f"no picture for --timeline {file}: the process that draws it is on the host of the lowest rank, and begins after some seconds")
+            return
+        try:
+            shutil.copyfile(picture, file)
         except OSError as error:
             _log(f"--timeline {file}: {error.strerror}")
 

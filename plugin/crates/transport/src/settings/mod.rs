@@ -98,6 +98,8 @@ pub struct Settings {
     /// Whether to find what the job waits for.
     pub(crate) watch: bool,
     pub(crate) wait_limit: Duration,
+    /// The name of this host for people, if not the system's.
+    pub(crate) node: Option<String>,
 }
 
 /// Minimum bytes of the retransmit buffer, unless it is limited otherwise. More than a receiver leaves unacknowledged, so
@@ -572,6 +574,19 @@ pub const SETTINGS: &[Setting<Settings>] = &[
             Some(())
         },
     },
+    Setting {
+        variable: Variable {
+            name: "EVENKEEL_NODE",
+            meaning: "name of this host in what is said about slow jobs; by default the system's, which in a pod is the pod's name",
+            accepts: "up to 63 letters, digits, dashes, dots and underscores",
+            default: "",
+        },
+        apply: |settings, value| {
+            let valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+            settings.node = (!value.is_empty()).then(|| value.to_owned());
+            (value.len() <= 63 && value.bytes().all(valid)).then_some(())
+        },
+    },
 ];
 
 impl Settings {
@@ -633,6 +648,7 @@ impl Settings {
             status_folder: None,
             watch: false,
             wait_limit: Duration::ZERO,
+            node: None,
         };
         table::read(SETTINGS, &mut settings, lookup)?;
         if settings.require_encryption {
@@ -849,6 +865,9 @@ mod tests {
             ("NCCL_IB_PKEY", "65536"),
             ("EVENKEEL_RAILS", "eth0"),
             ("EVENKEEL_BIND_TO_DEVICE", "eth0"),
+            ("EVENKEEL_WATCH", "1"),
+            ("EVENKEEL_WAIT_LIMIT", "0"),
+            ("EVENKEEL_NODE", "a node"),
         ] {
             let text = with(name, value).unwrap_err().to_string();
             assert!(

@@ -106,12 +106,8 @@ struct SuspectLabels {
     peer: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct NoLabels {}
-
 type OfConnection<M> = Family<ConnectionLabels, M>;
 type OfFlow<M> = Family<FlowLabels, M>;
-type Seconds = Counter<f64, std::sync::atomic::AtomicU64>;
 
 /// The metric families.
 #[derive(Default)]
@@ -125,10 +121,10 @@ struct Table {
     recovered: OfConnection<Counter>,
     stalled: OfConnection<Counter>,
     corrupt: OfConnection<Counter>,
-    wait_peer: OfConnection<Seconds>,
-    wait_wire: OfConnection<Seconds>,
-    wait_unposted: OfConnection<Seconds>,
-    uncalled: Family<NoLabels, Seconds>,
+    wait_peer: OfConnection<Counter<f64, std::sync::atomic::AtomicU64>>,
+    wait_wire: OfConnection<Counter<f64, std::sync::atomic::AtomicU64>>,
+    wait_unposted: OfConnection<Counter<f64, std::sync::atomic::AtomicU64>>,
+    uncalled: Family<Vec<(String, String)>, Counter<f64, std::sync::atomic::AtomicU64>>,
     suspects: Family<SuspectLabels, Gauge<f64, std::sync::atomic::AtomicU64>>,
     requests: OfConnection<Gauge>,
     pending: OfConnection<Gauge>,
@@ -190,10 +186,7 @@ impl Metrics {
             table.add(&**connection);
         }
         if !connections.is_empty() {
-            table
-                .uncalled
-                .get_or_create(&NoLabels {})
-                .inc_by(self.calls.uncalled().0.as_secs_f64());
+            table.uncalled.get_or_create(&Vec::new()).inc_by(self.calls.uncalled().0.as_secs_f64());
         }
         for suspect in &*lock(&self.verdict) {
             let labels = SuspectLabels {

@@ -37,6 +37,17 @@ pub struct Target {
     pod: String,
 }
 
+impl Target {
+    /// What the environment says; nowhere, if that is invalid.
+    pub(crate) fn from_env() -> Self {
+        let mut target = Self::default();
+        match table::read(SETTINGS, &mut target, table::from_env) {
+            Ok(()) => target,
+            Err(_) => Self::default(),
+        }
+    }
+}
+
 /// The settings. The operator sets both. The job does not depend on them, so invalid ones only mean that nothing is reported.
 pub const SETTINGS: &[Setting<Target>] = &[
     Setting {
@@ -97,9 +108,8 @@ pub fn report(outcome: Outcome, text: &str) {
 }
 
 /// Reports whom the job waits for, as JSON. It is sent once: another one follows while that stands. Failures are silent.
-pub(crate) fn verdict(json: &str) {
-    let mut target = Target::default();
-    if table::read(SETTINGS, &mut target, table::from_env).is_err() || target.pod.is_empty() {
+pub(crate) fn verdict(target: &Target, json: &str) {
+    if target.pod.is_empty() {
         return;
     }
     if let Some(socket) = target.address.and_then(open) {
@@ -184,6 +194,18 @@ mod tests {
         controller.send_to(b"another", second).unwrap(); // no answer to this one
         controller.send_to(b"uid", second).unwrap();
         assert!(sender.join().unwrap());
+    }
+
+    #[test]
+    fn report_of_a_verdict_has_the_pod_and_the_json() {
+        let controller = UdpSocket::bind("127.0.0.1:0").unwrap();
+        controller.set_read_timeout(Some(LONG)).unwrap();
+        let address = controller.local_addr().ok();
+        verdict(&Target { address, pod: String::new() }, "unsent");
+        verdict(&Target { address, pod: "uid".to_owned() }, "{}");
+        let mut buffer = [0; 64];
+        let length = controller.recv(&mut buffer).unwrap();
+        assert_eq!(&buffer[..length], b"evenkeel-verdict 1\nuid\n{}\n");
     }
 
     #[test]

@@ -65,10 +65,12 @@ impl Watch {
     pub(crate) fn start(context: WatchContext) -> std::io::Result<Self> {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let stopped = Arc::clone(&stop);
+        // It reads the environment, which the caller may change later.
+        let mut watcher = Watcher::new(context);
         let thread =
             std::thread::Builder::new().name("evenkeel-watch".to_owned()).spawn(move || {
                 sys::block_signals();
-                Watcher::new(context).run(&stopped);
+                watcher.run(&stopped);
             })?;
         Ok(Self { stop, thread: Some(thread) })
     }
@@ -110,7 +112,7 @@ struct Watcher {
 
 impl Watcher {
     fn new(context: WatchContext) -> Self {
-        let process = this_process();
+        let process = this_process(context.settings.node.clone());
         Self {
             epoch: Instant::now(),
             sockets: Vec::new(),
@@ -352,7 +354,7 @@ enum Wait {
 }
 
 /// Who this process is. The rank is that of the launcher, of which there are several kinds.
-fn this_process() -> Process {
+fn this_process(node: Option<String>) -> Process {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let ranks = [
         "RANK",
@@ -369,7 +371,7 @@ fn this_process() -> Process {
     Process {
         id: u64::from_ne_bytes(id),
         rank,
-        host: variable("EVENKEEL_NODE").unwrap_or_else(host),
+        host: node.unwrap_or_else(host),
         pod: variable("EVENKEEL_POD_UID").unwrap_or_default(),
     }
 }

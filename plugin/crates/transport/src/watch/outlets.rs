@@ -22,6 +22,7 @@ const REFRESH: Duration = Duration::from_secs(10);
 pub(super) struct Outlets {
     log: Arc<dyn Log>,
     metrics: Arc<Metrics>,
+    controller: report::Target,
     folder: Option<PathBuf>,
     wait_limit: Duration,
     /// The verdict that was told last.
@@ -37,6 +38,7 @@ impl Outlets {
         Self {
             log: Arc::clone(&context.log),
             metrics: Arc::clone(&context.metrics),
+            controller: report::Target::from_env(),
             folder: context.settings.status_folder().map(Path::to_path_buf),
             wait_limit: context.settings.wait_limit(),
             told: Verdict::default(),
@@ -73,7 +75,7 @@ impl Outlets {
         let stands = !verdict.suspects.is_empty();
         let changed = names(verdict) != names(&self.told);
         if changed || stands && is_due(self.reported, REFRESH, now) {
-            report::verdict(&verdict.to_json());
+            report::verdict(&self.controller, &verdict.to_json());
             self.reported = Some(now);
         }
         self.metrics.set_verdict(verdict);
