@@ -304,6 +304,9 @@ struct End {
     sends: bool,
 }
 
+/// The index of a connection, and those of the members at its ends.
+type Between = (usize, usize, usize);
+
 /// The connections of one end.
 #[derive(Default)]
 struct Group {
@@ -442,7 +445,7 @@ fn slow(job: &Job, waits: &Waits, late: &[usize]) -> Vec<Suspect> {
         }
     }
     // What no card explains is between two hosts.
-    let mut paths: BTreeMap<(String, String), Vec<(usize, usize, usize)>> = BTreeMap::new();
+    let mut paths: BTreeMap<(String, String), Vec<Between>> = BTreeMap::new();
     for (number, _, from, to) in &all_slow {
         if !explained.contains(number) {
             let host = |at: usize| job.members[at].process.host.clone();
