@@ -91,7 +91,7 @@ macro_rules! check_properties {
         // SAFETY: the name ends in a zero byte.
         let name = unsafe { CStr::from_ptr(properties.name) };
         assert_eq!(name, if in_rdma_lab() { c"rxe0:1" } else { c"lo" });
-        assert_eq!(properties.port, in_rdma_lab().into());
+        assert_eq!(properties.port, i32::from(in_rdma_lab()));
         assert!(properties.pci_path.is_null());
         // That of a card, where there is one; else the device's number.
         assert_eq!(properties.guid != 0, in_rdma_lab());
@@ -107,7 +107,7 @@ macro_rules! check_properties {
 fn properties_of_every_version() {
     let net = |version| Net::init(version, 0x104).unwrap();
     let in_range = |bytes| assert!(bytes > 0 && bytes <= MAX_NET_SIZE);
-    let global = in_rdma_lab().into();
+    let global = i32::from(in_rdma_lab());
     check_properties!(net(6), NetV6,);
     check_properties!(net(7), NetV7, net_device_type == 0, net_device_version == 0);
     check_properties!(net(8), NetV8, reg_is_global == global, net_device_type == 0);
