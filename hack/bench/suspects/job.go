@@ -65,7 +65,7 @@ func start(ctx context.Context, o options, pattern string) (_ *job, err error) {
 		environment := []string{
 			fmt.Sprintf("RANK=%d", rank), fmt.Sprintf("WORLD_SIZE=%d", o.hosts), "MASTER_PORT=29500",
 			"MASTER_ADDR=" + j.lab.Address(netns.StarHost(0)).String(), "NCCL_SOCKET_IFNAME=" + netns.DataInterface,
-			"EVENKEEL_STATUS_DIR=" + j.folder, "EVENKEEL_NODE=" + hostName(rank),
+			"EVENKEEL_WATCH=on", "EVENKEEL_STATUS_DIR=" + j.folder, "EVENKEEL_NODE=" + hostName(rank),
 		}
 		argv := []string{o.driver, "allreduce", "--plugin", o.library, "-b", "4M", "-e", "4M", "-N", "0", "--check", "0", "-w", "1", "-n", "1000"}
 		if pattern == allToAll {

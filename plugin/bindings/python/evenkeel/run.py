@@ -62,6 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="evenkeel-run-") as folder:
         environment = plugin_environment(os.environ, folder, options.old_nccl)
         verdicts = Verdicts(Path(folder))
+        if options.watch or options.timeline:
+            environment["EVENKEEL_WATCH"] = "on"
         meanwhile = verdicts.tell_changes if options.watch else lambda: None
         try:
             if options.ranks is None:

@@ -549,9 +549,9 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_WATCH",
-            meaning: "whether the ranks find out, from their own traffic, which rank, card or path they wait for; it takes UDP at the ports that they listen at",
+            meaning: "whether the ranks find out, from their own traffic, which rank, card or path they wait for; it takes UDP at the ports that they listen at, and is off where encryption is required",
             accepts: "on or off",
-            default: "on",
+            default: "off",
         },
         apply: |settings, value| {
             settings.watch = match value {
@@ -661,6 +661,8 @@ impl Settings {
     fn encrypt(&mut self) -> Result<(), SettingsError> {
         let refused = |name| SettingsError::of(SETTINGS, name, "required");
         let key = self.job_key.as_ref().ok_or_else(|| refused(ENCRYPTION))?;
+        // Its datagrams go in clear.
+        self.watch = false;
         self.encryption = Some(JobIdentity::of(key).map_err(|_| refused(ENCRYPTION))?);
         if self.trust_rdma {
             return Ok(());

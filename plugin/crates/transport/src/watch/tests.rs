@@ -26,6 +26,7 @@ fn process(folder: &std::path::Path, log: &Arc<Lines>) -> Transport {
     let settings = Settings::from_lookup(|name| match name {
         "NCCL_SOCKET_IFNAME" => Some("lo".to_owned()),
         "EVENKEEL_STATUS_DIR" => Some(folder.to_str().unwrap().to_owned()),
+        "EVENKEEL_WATCH" => Some("on".to_owned()),
         "EVENKEEL_WAIT_LIMIT" => Some("2".to_owned()),
         _ => None,
     });
