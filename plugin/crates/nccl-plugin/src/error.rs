@@ -25,6 +25,11 @@ impl PluginError {
         Self { code: INVALID_ARGUMENT, line: Some(line.into()) }
     }
 
+    /// The user's configuration does not allow it.
+    pub(crate) fn invalid_usage(line: impl Into<String>) -> Self {
+        Self { code: INVALID_USAGE, line: Some(line.into()) }
+    }
+
     /// A system call failed.
     pub(crate) fn system(line: impl Into<String>) -> Self {
         Self { code: SYSTEM_ERROR, line: Some(line.into()) }

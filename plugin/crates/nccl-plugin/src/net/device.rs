@@ -1,5 +1,6 @@
 //! Devices and their properties.
 
+use std::env;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Mutex;
@@ -181,6 +182,10 @@ describe_v9!(PropertiesV12, device, {
     plane_id: rail_id(device.rail.and_then(|rail| rail.plane)),
 });
 
+/// NCCL's variables that ask for devices of several cards. By itself NCCL joins the ports of a card, which may be in networks that
+/// do not reach each other.
+const FUSION: [&str; 2] = ["NCCL_NET_FORCE_MERGE", "NCCL_NET_MERGE_LEVEL"];
+
 /// Makes one device of several. `N` is the size of the version's array of numbers.
 pub(crate) unsafe extern "C" fn make_v_device<const N: usize>(
     device: *mut c_int,
@@ -200,6 +205,12 @@ pub(crate) unsafe extern "C" fn make_v_device<const N: usize>(
             .iter()
             .map(|member| device_index(*member))
             .collect::<Result<_, _>>()?;
+        if FUSION.iter().all(|name| env::var_os(name).is_none()) {
+            return Err(PluginError::invalid_usage(format!(
+                "cards stay devices of their own unless {} is set",
+                FUSION.join(" or ")
+            )));
+        }
         let made = plugin::transport()?.fuse(&members)?;
         *device = c_int::try_from(made).unwrap_or(c_int::MAX);
         Ok(())

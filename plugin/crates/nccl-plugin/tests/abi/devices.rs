@@ -102,7 +102,11 @@ fn run_with_cards(addresses: [&str; 2], test: &str, environment: &[(&str, &str)]
 #[test]
 fn devices_are_fused_by_make_v_device() {
     if !in_rdma_lab() {
-        run_with_cards(["10.9.0.1", "10.9.1.1"], "devices::child_fuse", &[]);
+        let addresses = ["10.9.0.1", "10.9.1.1"];
+        for asked in [("NCCL_NET_FORCE_MERGE", "e0,e1"), ("NCCL_NET_MERGE_LEVEL", "SYS")] {
+            run_with_cards(addresses, "devices::child_fuse", &[asked]);
+        }
+        run_with_cards(addresses, "devices::child_separate", &[]);
     }
 }
 
@@ -139,6 +143,16 @@ fn child_fuse() {
         net.close_recv(pair.1);
         net.finalize();
     }
+}
+
+/// NCCL asks for the two ports of a card by itself.
+#[test]
+#[ignore = "part of another test"]
+fn child_separate() {
+    let mut net = Net::init(12, 0xf5).unwrap();
+    assert_eq!(fuse(&net, &[0, 1]), Err(INVALID_USAGE));
+    assert_eq!(net.devices(), 2);
+    net.finalize();
 }
 
 /// Packets that an interface has sent.
