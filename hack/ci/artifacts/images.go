@@ -101,7 +101,7 @@ func (b Builder) Dist(ctx context.Context) error {
 	if err := mpiHome(root, filepath.Join(dist, "mpi")); err != nil {
 		return err
 	}
-	wheel, err := Wheel(ctx, root, b.progress())
+	wheel, err := wheelWith(ctx, root, b.progress(), filepath.Join(built, "libnccl_net_evenkeel.so"))
 	if err != nil {
 		return err
 	}

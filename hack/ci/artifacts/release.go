@@ -57,11 +57,15 @@ func release(ctx context.Context, root string, progress io.Writer, packages ...s
 	if err := runCommand(cmd, plugin); err != nil {
 		return "", err
 	}
-	folder := os.Getenv("CARGO_TARGET_DIR")
-	if folder == "" {
-		folder = filepath.Join(plugin, "target")
+	return filepath.Join(targetDir(plugin), target, "release"), nil
+}
+
+// targetDir is the folder in which cargo builds the workspace.
+func targetDir(plugin string) string {
+	if folder := os.Getenv("CARGO_TARGET_DIR"); folder != "" {
+		return folder
 	}
-	return filepath.Join(folder, target, "release"), nil
+	return filepath.Join(plugin, "target")
 }
 
 // rustTarget is Rust's name of a Linux with glibc on a processor that Go names.

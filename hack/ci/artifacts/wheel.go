@@ -20,17 +20,22 @@ const maturinVersion = "1.16.0"
 
 // Wheel builds the wheel, for Python 3.11 and later and glibc of [GlibcVersion] or later, and returns its path in dist/wheel/.
 func Wheel(ctx context.Context, root string, progress io.Writer) (string, error) {
+	fmt.Fprintln(progress, "building the plugin (cargo, release)")
+	built, err := release(ctx, root, progress, "evenkeel-nccl-plugin")
+	if err != nil {
+		return "", err
+	}
+	return wheelWith(ctx, root, progress, filepath.Join(built, "libnccl_net_evenkeel.so"))
+}
+
+// wheelWith is Wheel with a plugin that is built already.
+func wheelWith(ctx context.Context, root string, progress io.Writer, source string) (string, error) {
 	maturin, err := shippingTool(ctx, progress, "maturin")
 	if err != nil {
 		return "", err
 	}
 	plugin := filepath.Join(root, "plugin")
-	fmt.Fprintln(progress, "building the plugin and the Python package (cargo, release)")
-	built, err := release(ctx, root, progress, "evenkeel-nccl-plugin")
-	if err != nil {
-		return "", err
-	}
-	source := filepath.Join(built, "libnccl_net_evenkeel.so")
+	fmt.Fprintln(progress, "building the Python package (cargo, release)")
 	if err := CheckGlibc(source, GlibcVersion); err != nil {
 		return "", err
 	}
@@ -52,8 +57,10 @@ func Wheel(ctx context.Context, root string, progress io.Writer) (string, error)
 	if err := os.RemoveAll(out); err != nil {
 		return "", fmt.Errorf("clear %s: %w", out, err)
 	}
-	// maturin refuses a library that needs a later glibc than the wheel's tag promises.
-	cmd := exec.CommandContext(ctx, maturin, "build", "--locked", "--release", "--zig", "--compatibility", "manylinux_"+strings.ReplaceAll(GlibcVersion, ".", "_"), "--out", out)
+	// maturin refuses a library that needs a later glibc than the wheel's tag promises. Its linker is not cargo-zigbuild's: in one folder,
+	// each of the two would build everything anew after the other.
+	cmd := exec.CommandContext(ctx, maturin, "build", "--locked", "--release", "--zig", "--compatibility", "manylinux_"+strings.ReplaceAll(GlibcVersion, ".", "_"),
+		"--target-dir", filepath.Join(targetDir(plugin), "wheel"), "--out", out)
 	cmd.Env = zigEnv(maturin)
 	if err := runCommand(cmd, filepath.Join(plugin, "bindings", "python")); err != nil {
 		return "", err
