@@ -7,9 +7,9 @@ help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
 .PHONY: demo
-demo: ## An annotated PyTorchJob over Evenkeel on a real cluster (CLUSTER=existing REGISTRY=... for your own)
+demo: ## Annotated PyTorchJobs over Evenkeel on a real cluster (CLUSTER=existing REGISTRY=... for your own; TRAIN=false without PyTorch)
 	@echo "compiling the demo (a minute or two the first time)"
-	@$(GO) run ./hack/demo --cluster $(or $(CLUSTER),local) $(if $(REGISTRY),--registry $(REGISTRY))
+	@$(GO) run ./hack/demo --cluster $(or $(CLUSTER),local) $(if $(TRAIN),--train=$(TRAIN)) $(if $(REGISTRY),--registry $(REGISTRY))
 
 .PHONY: test
 test: ## All tests: unit, plugin, rdma, rccl, python, operator, chart, e2e
@@ -26,7 +26,7 @@ test-operator: ## The operator on a real API server
 test-chart: ## The chart's templates and schema
 test-e2e: ## Everything on a real cluster (root)
 test-aarch64: ## Reductions and protocol on an emulated aarch64; not part of `test`, as Rust's library for it comes from rustup
-test-torch: ## The backend of torch.distributed; not part of `test`, as PyTorch needs 5 GB
+test-torch: ## The backend of torch.distributed, PyTorch's own tests, a job on a real cluster (root); not part of `test`, as PyTorch needs 5 GB
 test-kueue: ## Pre-flight under the real Kueue, on a real cluster (root); not part of `test`, as Kueue takes minutes to build
 test-kinds: ## Every kind of job under its real controller (root); not part of `test`, as the controllers take minutes to build
 test-unit test-plugin test-rdma test-rccl test-python test-operator test-chart test-e2e test-aarch64 test-kueue test-kinds test-torch: test-%:

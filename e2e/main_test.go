@@ -20,8 +20,9 @@ import (
 // cluster is shared by all tests of this package.
 var cluster *env.Cluster
 
-// withKueue installs Kueue too, and withKinds the controllers of further kinds of jobs. Tests with build tags of their own set them.
-var withKueue, withKinds bool
+// withKueue installs Kueue too, withKinds the controllers of further kinds of jobs, and withTorch makes the image with PyTorch. Tests with
+// build tags of their own set them.
+var withKueue, withKinds, withTorch bool
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
@@ -38,7 +39,7 @@ func run(m *testing.M) int {
 	}()
 	var err error
 	cluster, err = env.Start(ctx, env.Config{
-		Progress: os.Stderr, MPIOperator: true, Kueue: withKueue, Kinds: withKinds,
+		Progress: os.Stderr, MPIOperator: true, Kueue: withKueue, Kinds: withKinds, Torch: withTorch,
 		// The links are slow, so that they are the limit and not the processors.
 		Cluster: local.Config{Name: name, Nodes: 4, LinkRate: "400mbit", Progress: os.Stderr},
 	})

@@ -41,9 +41,7 @@ func runJob(ctx context.Context, cluster *env.Cluster, manifest string, progress
 		return nil, fmt.Errorf("job.yaml: %w", err)
 	}
 	written.SetNamespace(namespace)
-	// The namespace enforces Kubernetes' strictest pod standard, which the injection must meet.
-	const ns = `{apiVersion: v1, kind: Namespace, metadata: {name: ` + namespace + `, labels: {pod-security.kubernetes.io/enforce: restricted}}}`
-	if _, err := cluster.KubectlInput(ctx, ns, "apply", "-f", "-"); err != nil {
+	if err := ensureNamespace(ctx, cluster); err != nil {
 		return nil, err
 	}
 	if _, err := cluster.Kubectl(ctx, "-n", namespace, "delete", "pytorchjob", written.GetName(), "--ignore-not-found", "--cascade=foreground", "--timeout=60s"); err != nil {
@@ -76,6 +74,13 @@ func runJob(ctx context.Context, cluster *env.Cluster, manifest string, progress
 		into.pod, into.logs = pod, logs.String()
 	}
 	return result, nil
+}
+
+// ensureNamespace creates the demo's namespace. It enforces Kubernetes' strictest pod standard, which the injection must meet.
+func ensureNamespace(ctx context.Context, cluster *env.Cluster) error {
+	const ns = `{apiVersion: v1, kind: Namespace, metadata: {name: ` + namespace + `, labels: {pod-security.kubernetes.io/enforce: restricted}}}`
+	_, err := cluster.KubectlInput(ctx, ns, "apply", "-f", "-")
+	return err
 }
 
 // symptoms are the cluster's warnings and the last log lines of the pods, for the error of a failed job.

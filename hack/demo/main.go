@@ -1,5 +1,5 @@
-// Command demo shows Evenkeel on a real Kubernetes cluster, and prints one page with the results. An annotated PyTorchJob
-// all-reduces over the injected plugin, then with reduction servers. Then a node's link is slowed: a check names the node, and the
+// Command demo shows Evenkeel on a real Kubernetes cluster, and prints one page with the results. An annotated PyTorchJob trains a
+// model in an image of Debian's PyTorch, over the backend that was injected. Others all-reduce over the plugin, and with reduction servers. Then a node's link is slowed: a check names the node, and the
 // next job avoids it. When the link is restored, a check clears the node.
 package main
 
@@ -22,6 +22,12 @@ import (
 
 //go:embed job.yaml
 var jobManifest string
+
+//go:embed train.yaml
+var trainManifest string
+
+//go:embed train.py
+var trainScript string
 
 const namespace = "evenkeel-demo"
 
@@ -59,6 +65,7 @@ func command() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&which, "cluster", "local", "local: a cluster made on this machine; existing: the one of KUBECONFIG")
+	cmd.Flags().BoolVar(&config.Torch, "train", true, "train with PyTorch too, whose image takes 5 minutes the first time, and 6 GB of disk")
 	cmd.Flags().StringVar(&config.Registry, "registry", "", "where to push images for an existing cluster")
 	cmd.Flags().StringVar(&config.Cluster.LinkRate, "link-rate", "", "limit each node's link, such as 1gbit (local cluster)")
 	return cmd
@@ -70,7 +77,13 @@ func run(ctx context.Context, config env.Config, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintln(config.Progress, "==> PyTorchJob")
+	if config.Torch {
+		fmt.Fprintln(config.Progress, "==> PyTorchJob that trains")
+		if err := train(ctx, cluster, out, config.Progress); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintln(config.Progress, "\n==> PyTorchJob that all-reduces")
 	manifest := strings.ReplaceAll(jobManifest, "TRAINING_IMAGE", cluster.Images.Bench)
 	result, err := runJob(ctx, cluster, manifest, config.Progress)
 	if err != nil {

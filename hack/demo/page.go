@@ -121,7 +121,7 @@ func parts(meta metav1.ObjectMeta, spec corev1.PodSpec) map[string]any {
 		for _, c := range list {
 			var env []corev1.EnvVar
 			for _, e := range c.Env {
-				if strings.HasPrefix(e.Name, "NCCL_") || strings.HasPrefix(e.Name, "EVENKEEL_") {
+				if strings.HasPrefix(e.Name, "NCCL_") || strings.HasPrefix(e.Name, "EVENKEEL_") || e.Name == "PYTHONPATH" {
 					env = append(env, e)
 				}
 			}

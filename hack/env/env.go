@@ -46,6 +46,8 @@ type Config struct {
 	MPIOperator bool
 	// Kueue installs Kueue too.
 	Kueue bool
+	// Torch makes the image with PyTorch available too, and gives jobs of the default profile the Python package.
+	Torch bool
 	// Kinds installs the controllers of JobSet, LeaderWorkerSet, TrainJob and Ray too, and lets Kueue manage pods.
 	Kinds bool
 	// Progress receives one line per step.
@@ -53,7 +55,10 @@ type Config struct {
 }
 
 // Images are the pinned references (name@sha256:...) that the cluster's nodes can pull.
-type Images struct{ Operator, Plugin, Bench, Server, Training, NVSentinelCheck string }
+type Images struct {
+	Operator, Plugin, Bench, Server, Training, NVSentinelCheck string
+	PyTorch                                                    string // with Torch
+}
 
 // A Cluster is a cluster with Evenkeel and the training-operator installed.
 type Cluster struct {
@@ -138,6 +143,9 @@ func (e *Cluster) InstallChart(ctx context.Context, extra ...string) error {
 		"--set", "preflight.benchImage=" + e.Images.Bench,
 		"--set", "reduction.image=" + e.Images.Server,
 	}, extra...)
+	if e.config.Torch {
+		args = append(args, "--set", "defaultProfile.spec.plugin.python=Enabled")
+	}
 	if e.Local != nil {
 		// Its nodes share this machine's processors, so servers request little.
 		args = append(args, "--set-string", "defaultProfile.spec.reduction.server.cpu=250m")
@@ -207,11 +215,19 @@ func (e *Cluster) images(ctx context.Context) error {
 	if _, err := builder.All(ctx); err != nil {
 		return err
 	}
-	for name, pinned := range map[string]*string{
+	images := map[string]*string{
 		artifacts.Operator: &e.Images.Operator, artifacts.Plugin: &e.Images.Plugin,
 		artifacts.Bench: &e.Images.Bench, artifacts.Server: &e.Images.Server, artifacts.Training: &e.Images.Training,
 		artifacts.NVSentinelCheck: &e.Images.NVSentinelCheck,
-	} {
+	}
+	if e.config.Torch {
+		name, err := builder.PyTorch(ctx)
+		if err != nil {
+			return err
+		}
+		images[name] = &e.Images.PyTorch
+	}
+	for name, pinned := range images {
 		var err error
 		if *pinned, err = e.push(ctx, name); err != nil {
 			return err

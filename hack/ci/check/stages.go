@@ -117,7 +117,7 @@ var stages = []stage{
 // extra stages run only when they are named. Kueue and the controllers of further kinds of jobs take many minutes to build, Rust's
 // library for another processor comes from rustup, and PyTorch needs 5 GB.
 var extra = []stage{
-	{"torch", "the backend of torch.distributed, with PyTorch", func(ctx context.Context, root string) (counts, error) {
+	{"torch", "the backend of torch.distributed, with PyTorch, and a training job on a real cluster", func(ctx context.Context, root string) (counts, error) {
 		wheel, err := artifacts.Wheel(ctx, root, os.Stderr)
 		if err != nil {
 			return counts{}, err
@@ -127,7 +127,13 @@ var extra = []stage{
 			return counts{}, err
 		}
 		defer os.RemoveAll(dir)
-		return pythonTest(ctx, filepath.Join(pluginDir(root), "bindings", "python", "tests_torch"), python, "PYTHONPATH="+dir)
+		scripts, err := pythonTest(ctx, filepath.Join(pluginDir(root), "bindings", "python", "tests_torch"), python, "PYTHONPATH="+dir)
+		if err != nil {
+			return scripts, err
+		}
+		cluster, err := goTest(ctx, root, nil, "-tags", "e2e,torch", "-run", "^TestTorch", "-timeout", "45m", "./e2e")
+		cluster.add(scripts)
+		return cluster, err
 	}},
 	{"aarch64", "reductions and protocol on an emulated aarch64", aarch64},
 	{"kinds", "every kind of job under its real controller, on a real cluster", func(ctx context.Context, root string) (counts, error) {

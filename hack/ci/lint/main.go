@@ -46,8 +46,10 @@ func run(ctx context.Context) error {
 			return tool(ctx, plugin, "cargo", "clippy", "--locked", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings")
 		}},
 		{"gofmt", func() error { return gofmt(ctx, root) }},
-		{"go vet", func() error { return tool(ctx, root, "go", "vet", "-tags", "e2e,kueue,kinds", "./...") }},
-		{"staticcheck", func() error { return tool(ctx, root, "go", "tool", "staticcheck", "-tags", "e2e,kueue,kinds", "./...") }},
+		{"go vet", func() error { return tool(ctx, root, "go", "vet", "-tags", "e2e,kueue,kinds,torch", "./...") }},
+		{"staticcheck", func() error {
+			return tool(ctx, root, "go", "tool", "staticcheck", "-tags", "e2e,kueue,kinds,torch", "./...")
+		}},
 		{"shellcheck", func() error { return shellcheck(ctx, root) }},
 		{"hadolint", func() error { return hadolint(ctx, root) }},
 		{"links", func() error { return checkLinks(ctx, root) }},
