@@ -39,7 +39,7 @@ test-release: test test-kueue test-kinds test-aarch64 test-torch ## What runs be
 bench: ## Measure the plugin against plain sockets into docs/results/ (root; BENCH="--quick" for less)
 	$(GO) run ./hack/bench/tcp $(BENCH)
 
-.PHONY: bench-scale bench-reduction bench-collectives bench-rdma bench-rccl bench-preflight bench-torch
+.PHONY: bench-scale bench-reduction bench-collectives bench-rdma bench-rccl bench-preflight bench-torch bench-suspects
 bench-scale: ## Measure thousands of idle connections against plain sockets into docs/results/ (BENCH="--rounds 2" for less)
 	$(GO) run ./hack/bench/scale $(BENCH)
 bench-reduction: ## Measure reduction servers against a ring into docs/results/ (root; BENCH="--quick" for less)
@@ -52,6 +52,8 @@ bench-rdma: ## Measure RDMA against perftest, in the RDMA lab, into docs/results
 	$(GO) run ./hack/bench/rdma $(BENCH)
 bench-rccl: ## Measure RCCL over the plugin against its own sockets into docs/results/ (root; BENCH="--rounds 3" for less)
 	$(GO) run ./hack/bench/rccl $(BENCH)
+bench-suspects: ## Inject faults into running jobs, and whom the ranks name, into docs/results/ (root; BENCH="--seed 7 --faults 20" for others)
+	$(GO) run ./hack/bench/suspects $(BENCH)
 bench-preflight: ## Check 5,000 pretend nodes into docs/results/; takes an hour of a quiet machine
 	KUBEBUILDER_ASSETS=$$($(GO) run ./hack/cluster tool envtest) $(GO) test ./operator/test/preflight -run '^TestScale$$' -v -timeout 120m \
 		-scale 5000 -scale-pods 100000 -scale-run 20s -scale-results docs/results/preflight.md
