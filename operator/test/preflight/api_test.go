@@ -66,7 +66,7 @@ gate: {timeoutSeconds: 1800, onTimeout: Start, optOut: Allowed}
 history: 5`},
 		"NetworkProfile": {`{apiVersion: evenkeel.dev/v1alpha1, kind: NetworkProfile, metadata: {name: minimal}, spec: {plugin: {image: "p@sha256:` + strings.Repeat("0", 64) + `"}}}`, `
 plugin: {image: "p@sha256:` + strings.Repeat("0", 64) + `", delivery: Auto, path: /plugin, conflictPolicy: Keep}
-transport: {mode: Auto, rdma: {count: 1, memoryLock: RuntimeDefault}}
+transport: {mode: Auto, encryption: "Off", rdma: {count: 1, memoryLock: RuntimeDefault, network: Untrusted}}
 reduction: {mode: OnRequest, maxServers: 16, server: {cpu: "2", memory: 1Gi, placement: {mode: Spread}}}`},
 	} {
 		var want map[string]any
