@@ -16,7 +16,7 @@ test: ## All tests: unit, plugin, rdma, rccl, python, operator, chart, e2e
 	@echo "compiling the test runner (a minute or two the first time)"
 	@$(GO) run ./hack/ci/check
 
-.PHONY: test-unit test-plugin test-rdma test-rccl test-python test-operator test-chart test-e2e test-aarch64 test-kueue test-kinds test-torch
+.PHONY: test-unit test-plugin test-rdma test-rccl test-python test-operator test-chart test-e2e test-aarch64 test-kueue test-kinds test-torch test-walk
 test-unit: ## Pure code, Rust and Go
 test-plugin: ## The plugin through its C ABI, and the benchmark over it
 test-rdma: ## Verbs on soft-RoCE in a virtual machine (installs QEMU and the RDMA tools)
@@ -25,15 +25,16 @@ test-python: ## The Python package, as it is installed
 test-operator: ## The operator on a real API server
 test-chart: ## The chart's templates and schema
 test-e2e: ## Everything on a real cluster (root)
-test-aarch64: ## Reductions and protocol on an emulated aarch64; not part of `test`, as Rust's library for it comes from rustup
+test-aarch64: ## Reductions, protocol and the shipped programs on an emulated aarch64 (root); not part of `test`, as Rust's library for it comes from rustup
 test-torch: ## The backend of torch.distributed, PyTorch's own tests, a job on a real cluster (root); not part of `test`, as PyTorch needs 5 GB
 test-kueue: ## Pre-flight under the real Kueue, on a real cluster (root); not part of `test`, as Kueue takes minutes to build
 test-kinds: ## Every kind of job under its real controller (root); not part of `test`, as the controllers take minutes to build
-test-unit test-plugin test-rdma test-rccl test-python test-operator test-chart test-e2e test-aarch64 test-kueue test-kinds test-torch: test-%:
+test-walk: ## A release, installed on a real cluster as docs/install.md says (root); not part of `test`, as it builds for two processors
+test-unit test-plugin test-rdma test-rccl test-python test-operator test-chart test-e2e test-aarch64 test-kueue test-kinds test-torch test-walk: test-%:
 	$(GO) run ./hack/ci/check $*
 
 .PHONY: test-release
-test-release: test test-kueue test-kinds test-aarch64 test-torch ## What runs before a release: all tests, and the stages that are not part of `test`
+test-release: test test-kueue test-kinds test-aarch64 test-torch test-walk ## What runs before a release: all tests, and the stages that are not part of `test`
 
 .PHONY: bench
 bench: ## Measure the plugin against plain sockets into docs/results/ (root; BENCH="--quick" for less)
@@ -78,14 +79,24 @@ docs: ## Write the generated pages of docs/, and build the book with search into
 	@$(GO) run ./hack/ci/docs
 
 .PHONY: images images-nccl-tests
-images: ## Build the container images with buildah
+images: ## Build the container images with buildah, that of nccl-tests too (NCCL_TESTS=no leaves it out, NCCL_TESTS=DIR has its source)
 	$(GO) run ./hack/ci/images all
-images-nccl-tests: ## Build that of NVIDIA's nccl-tests, from its source and wheels of PyPI (10 to 20 minutes)
-	$(GO) run ./hack/ci/images nccl-tests
+	$(if $(filter no,$(NCCL_TESTS)),,$(GO) run ./hack/ci/images nccl-tests $(if $(NCCL_TESTS),--source $(NCCL_TESTS)))
+images-nccl-tests: ## Build only that of NVIDIA's nccl-tests, from its source and wheels of PyPI (10 to 20 minutes)
+	$(GO) run ./hack/ci/images nccl-tests $(if $(NCCL_TESTS),--source $(NCCL_TESTS))
 
 .PHONY: wheel
 wheel: ## Build the Python package, with the plugin and evenkeel-run in it, into dist/wheel/
 	@$(GO) run ./hack/ci/wheel
+
+.PHONY: release release-verify audit
+RELEASE_FLAGS = --version $(VERSION) $(if $(PLATFORMS),--platforms $(PLATFORMS)) $(if $(REGISTRY),--registry $(REGISTRY)) $(if $(DOWNLOADS),--downloads $(DOWNLOADS)) $(if $(NCCL_TESTS),--nccl-tests $(NCCL_TESTS))
+release: ## All that a version publishes, into dist/release/VERSION (VERSION=0.1.0; PLATFORMS, REGISTRY, DOWNLOADS, NCCL_TESTS, KEY, KEYLESS=1: docs/releasing.md; root)
+	$(GO) run ./hack/ci/release build $(RELEASE_FLAGS) $(if $(KEY),--key $(KEY)) $(if $(KEYLESS),--keyless)
+release-verify: ## The same again from a clone elsewhere, compared with dist/release/VERSION byte by byte (VERSION=0.1.0; root)
+	$(GO) run ./hack/ci/release verify $(RELEASE_FLAGS)
+audit: ## Licences, known vulnerabilities and sources of all dependencies (OFFLINE=1 leaves out the databases of vulnerabilities)
+	$(GO) run ./hack/ci/audit $(if $(OFFLINE),--offline)
 
 .PHONY: generate
 generate: ## Generated code, manifests (CRDs, deep copies) and pages of docs/

@@ -6,6 +6,7 @@ package artifacts
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -18,6 +19,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -63,6 +65,11 @@ const MPILibrary = "libevenkeel-mpi.so"
 type Builder struct {
 	// Registry uses the base images of the Dockerfiles, from their registries, instead of one that is built here.
 	Registry bool
+	// Arch is the processor that is built for, as Go names it: amd64 or arm64. Empty: this machine's. What is for another one is in
+	// dist/linux-ARCH, and its images have that in their tags.
+	Arch string
+	// Stamp writes the commit into Go's programs, which takes a repository of git.
+	Stamp bool
 	// Progress receives one line per step and the output of a step that fails.
 	Progress io.Writer
 }
@@ -73,12 +80,12 @@ func (b Builder) Dist(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	dist := filepath.Join(root, "dist")
+	dist := filepath.Join(root, b.Folder())
 	if err := os.MkdirAll(filepath.Join(dist, "plugin"), 0o755); err != nil {
 		return fmt.Errorf("create dist: %w", err)
 	}
 	b.report("building the plugin, evenkeel-bench, the library for nccl-tests and the reduction server (cargo, release)")
-	built, err := release(ctx, root, b.progress(), "evenkeel-nccl-plugin", "evenkeel-bench", "evenkeel-mpi", "evenkeel-reduction-server")
+	built, err := release(ctx, root, b.progress(), b.arch())
 	if err != nil {
 		return err
 	}
@@ -101,7 +108,7 @@ func (b Builder) Dist(ctx context.Context) error {
 	if err := mpiHome(root, filepath.Join(dist, "mpi")); err != nil {
 		return err
 	}
-	wheel, err := wheelWith(ctx, root, b.progress(), filepath.Join(built, "libnccl_net_evenkeel.so"))
+	wheel, err := wheelWith(ctx, root, b.progress(), b.arch(), filepath.Join(root, "dist", "wheel"), filepath.Join(built, "libnccl_net_evenkeel.so"))
 	if err != nil {
 		return err
 	}
@@ -112,8 +119,47 @@ func (b Builder) Dist(ctx context.Context) error {
 		return err
 	}
 	b.report("building the operator (go, static)")
-	return b.run(ctx, root, []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", dist+"/",
-		"./operator/cmd/evenkeel-operator", "./operator/cmd/evenkeel-install", "./operator/cmd/evenkeel-nvsentinel-check")
+	return b.Go(ctx, root, "linux", b.arch(), dist+"/", "./operator/cmd/evenkeel-operator", "./operator/cmd/evenkeel-install", "./operator/cmd/evenkeel-nvsentinel-check")
+}
+
+// Go builds programs of the operator's module for an operating system and a processor: static, and without paths of this machine.
+// To is a file, or a folder with a slash behind it.
+func (b Builder) Go(ctx context.Context, root, goos, goarch, to string, packages ...string) error {
+	args := []string{"build", "-trimpath", "-ldflags", "-s -w", "-o", to}
+	if b.Stamp {
+		args = append(args, "-buildvcs=true")
+	}
+	return b.run(ctx, root, []string{"CGO_ENABLED=0", "GOOS=" + goos, "GOARCH=" + goarch}, "go", append(args, packages...)...)
+}
+
+// arch is the processor that is built for.
+func (b Builder) arch() string { return cmp.Or(b.Arch, runtime.GOARCH) }
+
+// foreign reports whether that is another processor than this machine's.
+func (b Builder) foreign() bool { return b.arch() != runtime.GOARCH }
+
+// Folder is where the binaries are, from the checkout.
+func (b Builder) Folder() string {
+	if b.foreign() {
+		return filepath.Join("dist", "linux-"+b.arch())
+	}
+	return "dist"
+}
+
+// tagged is the name of an image for the builder's processor.
+func (b Builder) tagged(name string) string {
+	if b.foreign() {
+		return name + "-" + b.arch()
+	}
+	return name
+}
+
+// own is the name of an image that is not a base. Those of a release have other names, so that no other build replaces them meanwhile.
+func (b Builder) own(name string) string {
+	if b.Stamp {
+		name += "-release"
+	}
+	return b.tagged(name)
 }
 
 // mpiHome adds what compilers look for to the folder that has the library for nccl-tests: the header, and the name of every MPI.
@@ -138,7 +184,7 @@ func (b Builder) debian(ctx context.Context, root string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return b.debianRelease(ctx, root, release, debianImage)
+	return b.debianRelease(ctx, root, release, b.tagged(debianImage))
 }
 
 // debianRelease builds a minimal image of a release of Debian, unless it exists, and returns its id.
@@ -151,9 +197,9 @@ func (b Builder) debianRelease(ctx context.Context, root, release, name string) 
 	if b.has(ctx, name, key) {
 		return b.id(ctx, name)
 	}
-	dir := filepath.Join(root, "dist", "base")
+	dir := filepath.Join(root, b.Folder(), "base")
 	defer os.RemoveAll(dir) // best effort: the image has it
-	if err := b.debootstrap(ctx, release, dir); err != nil {
+	if err := b.debootstrap(ctx, release, dir, "--arch="+b.arch()); err != nil {
 		return "", err
 	}
 	for _, unused := range []string{"var/cache/apt/archives", "var/lib/apt/lists", "var/log", "usr/share/doc", "usr/share/info", "usr/share/locale", "usr/share/man"} {
@@ -206,15 +252,15 @@ func (b Builder) mpi(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	i, parent := image{file: "images/mpi/Dockerfile", name: mpiImage}, ""
+	i, parent := image{file: "images/mpi/Dockerfile", name: b.tagged(mpiImage)}, ""
 	if !b.Registry {
 		if parent, err = b.debian(ctx, root); err != nil {
 			return err
 		}
-		i.args = []string{"BASE_IMAGE=" + debianImage}
+		i.args = []string{"BASE_IMAGE=" + b.tagged(debianImage)}
 	}
 	key, err := i.key(root, parent)
-	if err != nil || b.has(ctx, mpiImage, key) {
+	if err != nil || b.has(ctx, i.name, key) {
 		return err
 	}
 	return b.build(ctx, root, i, key)
@@ -222,6 +268,29 @@ func (b Builder) mpi(ctx context.Context) error {
 
 // All builds every image that the chart and the tests need, and returns their names.
 func (b Builder) All(ctx context.Context) ([]string, error) {
+	names, err := b.Shipped(ctx)
+	if err != nil {
+		return nil, err
+	}
+	root, err := toolbox.Root()
+	if err != nil {
+		return nil, err
+	}
+	training := image{file: "images/training/Dockerfile", name: b.own(Training),
+		args: []string{"BASE_IMAGE=" + b.own(Bench), "PLUGIN_IMAGE=" + b.own(Plugin)}}
+	return append(names, training.name), b.build(ctx, root, training, "")
+}
+
+// Shipped builds the images that are published, and returns their names: operator, plugin, benchmark, reduction server and the check for
+// NVSentinel.
+func (b Builder) Shipped(ctx context.Context) ([]string, error) {
+	if b.foreign() {
+		stop, err := emulate(ctx, b.progress(), b.arch())
+		if err != nil {
+			return nil, err
+		}
+		defer stop()
+	}
 	if err := b.ready(ctx); err != nil {
 		return nil, err
 	}
@@ -234,23 +303,22 @@ func (b Builder) All(ctx context.Context) ([]string, error) {
 	server := image{file: "images/reduction-server/Dockerfile", name: Server, flags: []string{"--layers"}}
 	if !b.Registry {
 		operator.args = []string{"BASE_IMAGE=scratch"}
-		server.args = []string{"BASE_IMAGE=" + debianImage}
+		server.args = []string{"BASE_IMAGE=" + b.tagged(debianImage)}
 	}
 	protocol, err := Protocol(root)
 	if err != nil {
 		return nil, err
 	}
-	speaks := []string{"--label", protocolLabel + "=" + protocol}
-	server.flags = append(server.flags, speaks...)
+	server.flags = append(server.flags, speaks(protocol)...)
 	var names []string
 	for _, i := range []image{
 		operator,
-		{file: "images/plugin/Dockerfile", name: Plugin, flags: speaks},
-		{file: "images/bench/Dockerfile", name: Bench, args: []string{"BASE_IMAGE=" + mpiImage}},
+		{file: "images/plugin/Dockerfile", name: Plugin, flags: speaks(protocol)},
+		{file: "images/bench/Dockerfile", name: Bench, args: []string{"BASE_IMAGE=" + b.tagged(mpiImage)}},
 		server,
-		{file: "images/training/Dockerfile", name: Training, args: []string{"BASE_IMAGE=" + Bench, "PLUGIN_IMAGE=" + Plugin}},
-		{file: "images/nvsentinel-check/Dockerfile", name: NVSentinelCheck, args: []string{"BENCH_IMAGE=" + Bench, "PLUGIN_IMAGE=" + Plugin}},
+		{file: "images/nvsentinel-check/Dockerfile", name: NVSentinelCheck, args: []string{"BENCH_IMAGE=" + b.own(Bench), "PLUGIN_IMAGE=" + b.own(Plugin)}},
 	} {
+		i.name = b.own(i.name)
 		if err := b.build(ctx, root, i, ""); err != nil {
 			return nil, err
 		}
@@ -284,6 +352,9 @@ func (b Builder) PyTorch(ctx context.Context) (string, error) {
 	return i.name, b.build(ctx, root, i, key)
 }
 
+// speaks are buildah's flags for the label of an image that speaks a protocol.
+func speaks(protocol string) []string { return []string{"--label", protocolLabel + "=" + protocol} }
+
 // NCCLTests builds NVIDIA's nccl-tests into an image and returns its name. folder has their source; if it is empty, the commit in
 // the Dockerfile is fetched.
 func (b Builder) NCCLTests(ctx context.Context, folder string) (string, error) {
@@ -294,10 +365,14 @@ func (b Builder) NCCLTests(ctx context.Context, folder string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := b.build(ctx, root, image{file: "images/plugin/Dockerfile", name: Plugin}, ""); err != nil {
+	protocol, err := Protocol(root)
+	if err != nil {
 		return "", err
 	}
-	i := image{file: "images/nccl-tests/Dockerfile", name: NCCLTests, args: []string{"MPI_IMAGE=" + mpiImage, "PLUGIN_IMAGE=" + Plugin}}
+	if err := b.build(ctx, root, image{file: "images/plugin/Dockerfile", name: b.own(Plugin), flags: speaks(protocol)}, ""); err != nil {
+		return "", err
+	}
+	i := image{file: "images/nccl-tests/Dockerfile", name: b.own(NCCLTests), args: []string{"MPI_IMAGE=" + b.tagged(mpiImage), "PLUGIN_IMAGE=" + b.own(Plugin)}}
 	if folder != "" {
 		// Into the build context of buildah.
 		source := filepath.Join("dist", "nccl-tests")
@@ -380,7 +455,10 @@ func (b Builder) build(ctx context.Context, root string, i image, key string) er
 	if key != "" {
 		argv = append(argv, "--label", keyLabel+"="+key)
 	}
-	for _, a := range i.args {
+	if b.foreign() {
+		argv = append(argv, "--arch", b.arch())
+	}
+	for _, a := range append([]string{"DIST=" + b.Folder()}, i.args...) {
 		argv = append(argv, "--build-arg", a)
 	}
 	argv = append(argv, i.flags...)

@@ -1,6 +1,7 @@
 package artifacts
 
 import (
+	"bytes"
 	"context"
 	"debug/elf"
 	"errors"
@@ -9,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 
@@ -24,6 +24,9 @@ const (
 	// zig's linker brings the symbol versions of every glibc, so no sysroot of an old distribution is needed.
 	zigVersion      = "0.17.1"
 	zigbuildVersion = "0.24.0"
+
+	// cargo-auditable writes the list of crates into each binary, where scanners of images look for it.
+	auditableVersion = "0.7.7"
 )
 
 // shippingTool returns the path of cargo-zigbuild or maturin, in one virtual environment that has zig too.
@@ -31,41 +34,91 @@ func shippingTool(ctx context.Context, progress io.Writer, program string) (stri
 	return toolbox.PythonTool(ctx, progress, "cargo-zigbuild", zigbuildVersion, program, "ziglang=="+zigVersion, "maturin=="+maturinVersion)
 }
 
-// zigEnv is the environment in which cargo finds the zig that lies beside a program.
-func zigEnv(program string) []string {
-	return append(os.Environ(), "PATH="+filepath.Dir(program)+string(os.PathListSeparator)+os.Getenv("PATH"))
+// zigEnv is the environment in which cargo finds its programs, and the zig that lies beside one of them.
+func zigEnv(programs ...string) []string {
+	var path []string
+	for _, p := range programs {
+		path = append(path, filepath.Dir(p))
+	}
+	return append(os.Environ(), "PATH="+strings.Join(append(path, os.Getenv("PATH")), string(os.PathListSeparator)))
 }
 
-// release builds packages of the plugin's workspace for shipping: optimized, and for glibc of [GlibcVersion] or later. It returns
-// the folder in which cargo leaves them.
-func release(ctx context.Context, root string, progress io.Writer, packages ...string) (string, error) {
+// shipped are the packages of the plugin's workspace that are in images and wheels. They are built together: cargo chooses the features
+// of what they share by all of them, so that the plugin has the same bytes everywhere.
+var shipped = []string{"evenkeel-nccl-plugin", "evenkeel-bench", "evenkeel-mpi", "evenkeel-reduction-server"}
+
+// release builds the shipped packages for a processor that Go names: optimized, for glibc of [GlibcVersion] or later, with the list of
+// its crates in each binary, and without paths of this machine. It returns the folder in which cargo leaves them.
+func release(ctx context.Context, root string, progress io.Writer, goarch string) (string, error) {
 	program, err := shippingTool(ctx, progress, "cargo-zigbuild")
 	if err != nil {
 		return "", err
 	}
-	target, err := rustTarget(runtime.GOARCH)
+	auditable, err := toolbox.CargoTool(ctx, progress, "cargo-auditable", auditableVersion)
 	if err != nil {
 		return "", err
 	}
-	plugin := filepath.Join(root, "plugin")
-	args := []string{"zigbuild", "--release", "--locked", "--target", target + "." + GlibcVersion}
-	for _, p := range packages {
-		args = append(args, "-p", p)
-	}
-	cmd := exec.CommandContext(ctx, program, args...)
-	cmd.Env = zigEnv(program)
-	if err := runCommand(cmd, plugin); err != nil {
+	target, err := rustTarget(goarch)
+	if err != nil {
 		return "", err
 	}
-	return filepath.Join(targetDir(plugin), target, "release"), nil
+	if err := standardLibrary(ctx, progress, target); err != nil {
+		return "", err
+	}
+	folder := targetFolder(root)
+	args := []string{"auditable", "zigbuild", "--release", "--locked", "--target", target + "." + GlibcVersion}
+	for _, p := range shipped {
+		args = append(args, "-p", p)
+	}
+	cmd := exec.CommandContext(ctx, "cargo", args...)
+	cmd.Env = append(zigEnv(program, auditable), withoutPaths(root, folder))
+	if err := runCommand(cmd, filepath.Join(root, "plugin")); err != nil {
+		return "", err
+	}
+	return filepath.Join(folder, target, "release"), nil
 }
 
-// targetDir is the folder in which cargo builds the workspace.
-func targetDir(plugin string) string {
+// targetFolder is cargo's.
+func targetFolder(root string) string {
 	if folder := os.Getenv("CARGO_TARGET_DIR"); folder != "" {
 		return folder
 	}
-	return filepath.Join(plugin, "target")
+	return filepath.Join(root, "plugin", "target")
+}
+
+// withoutPaths is the variable that keeps the folders of this machine out of what rustc builds, so that two machines build the same
+// bytes. The flags of the environment are not used.
+func withoutPaths(root, target string) string {
+	var flags []string
+	home := os.Getenv("CARGO_HOME")
+	if home == "" {
+		if user, err := os.UserHomeDir(); err == nil {
+			home = filepath.Join(user, ".cargo")
+		}
+	}
+	// The last one that fits is used.
+	for _, folder := range [][2]string{{home, "/cargo"}, {root, "/evenkeel"}, {target, "/target"}} {
+		if folder[0] != "" {
+			flags = append(flags, "--remap-path-prefix="+folder[0]+"="+folder[1])
+		}
+	}
+	return "CARGO_ENCODED_RUSTFLAGS=" + strings.Join(flags, "\x1f")
+}
+
+// standardLibrary makes sure that Rust's library for a target is there.
+func standardLibrary(ctx context.Context, progress io.Writer, target string) error {
+	out, err := exec.CommandContext(ctx, "rustc", "--print", "target-libdir", "--target", target).Output()
+	if err != nil {
+		return fmt.Errorf("rustc: %w", err)
+	}
+	if _, err := os.Stat(strings.TrimSpace(string(out))); err == nil {
+		return nil
+	}
+	fmt.Fprintf(progress, "installing Rust's library for %s\n", target)
+	if out, err := exec.CommandContext(ctx, "rustup", "target", "add", target).CombinedOutput(); err != nil {
+		return fmt.Errorf("rustup target add %s: %w: Rust's library for this target is needed, from rustup or a distribution\n%s", target, err, bytes.TrimSpace(out))
+	}
+	return nil
 }
 
 // rustTarget is Rust's name of a Linux with glibc on a processor that Go names.

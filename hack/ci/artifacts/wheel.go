@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -18,18 +20,31 @@ import (
 // maturinVersion is also in plugin/bindings/python/pyproject.toml, for builds without this program.
 const maturinVersion = "1.16.0"
 
-// Wheel builds the wheel, for Python 3.11 and later and glibc of [GlibcVersion] or later, and returns its path in dist/wheel/.
+// wheelTime is the time of the files in a wheel, in seconds of Unix: the beginning of 1980, before which ZIP has no time.
+const wheelTime = 315532800
+
+// Wheel builds the wheel for this machine's processor, for Python 3.11 and later and glibc of [GlibcVersion] or later, and returns its
+// path in dist/wheel/.
 func Wheel(ctx context.Context, root string, progress io.Writer) (string, error) {
+	return WheelFor(ctx, root, progress, runtime.GOARCH, filepath.Join(root, "dist", "wheel"))
+}
+
+// WheelFor is [Wheel] for a processor that Go names. The wheel is in out, which it empties.
+func WheelFor(ctx context.Context, root string, progress io.Writer, goarch, out string) (string, error) {
 	fmt.Fprintln(progress, "building the plugin (cargo, release)")
-	built, err := release(ctx, root, progress, "evenkeel-nccl-plugin")
+	built, err := release(ctx, root, progress, goarch)
 	if err != nil {
 		return "", err
 	}
-	return wheelWith(ctx, root, progress, filepath.Join(built, "libnccl_net_evenkeel.so"))
+	return wheelWith(ctx, root, progress, goarch, out, filepath.Join(built, "libnccl_net_evenkeel.so"))
 }
 
-// wheelWith is Wheel with a plugin that is built already.
-func wheelWith(ctx context.Context, root string, progress io.Writer, source string) (string, error) {
+// wheelWith is [WheelFor] with a plugin that is built already.
+func wheelWith(ctx context.Context, root string, progress io.Writer, goarch, out, source string) (string, error) {
+	target, err := rustTarget(goarch)
+	if err != nil {
+		return "", err
+	}
 	maturin, err := shippingTool(ctx, progress, "maturin")
 	if err != nil {
 		return "", err
@@ -52,16 +67,16 @@ func wheelWith(ctx context.Context, root string, progress io.Writer, source stri
 			return "", fmt.Errorf("copy the plugin into the package: %w", err)
 		}
 	}
-	out := filepath.Join(root, "dist", "wheel")
 	// A wheel of another version or machine could be confused with this one.
 	if err := os.RemoveAll(out); err != nil {
 		return "", fmt.Errorf("clear %s: %w", out, err)
 	}
 	// maturin refuses a library that needs a later glibc than the wheel's tag promises. Its linker is not cargo-zigbuild's: in one folder,
 	// each of the two would build everything anew after the other.
-	cmd := exec.CommandContext(ctx, maturin, "build", "--locked", "--release", "--zig", "--compatibility", "manylinux_"+strings.ReplaceAll(GlibcVersion, ".", "_"),
-		"--target-dir", filepath.Join(targetDir(plugin), "wheel"), "--out", out)
-	cmd.Env = zigEnv(maturin)
+	cmd := exec.CommandContext(ctx, maturin, "build", "--locked", "--release", "--zig", "--target", target, "--compatibility", "manylinux_"+strings.ReplaceAll(GlibcVersion, ".", "_"),
+		"--target-dir", filepath.Join(targetFolder(root), "wheel"), "--out", out)
+	// The time of the files in it; a ZIP has none before 1980.
+	cmd.Env = append(zigEnv(maturin), withoutPaths(root, targetFolder(root)), "SOURCE_DATE_EPOCH="+strconv.Itoa(wheelTime))
 	if err := runCommand(cmd, filepath.Join(plugin, "bindings", "python")); err != nil {
 		return "", err
 	}

@@ -11,7 +11,7 @@ import (
 // aarch64Target needs no C compiler, no libraries, and no linker other than Rust's own.
 const aarch64Target = "aarch64-unknown-linux-musl"
 
-// aarch64 runs the tests of processor-dependent code on an emulated aarch64.
+// aarch64 runs the tests of processor-dependent code on an emulated aarch64, and there the binaries that are shipped for it.
 func aarch64(ctx context.Context, root string) (counts, error) {
 	const emulator = "qemu-aarch64-static"
 	if err := toolbox.EnsurePrograms(ctx, os.Stderr, []toolbox.Program{{Name: emulator, Package: "qemu-user-static"}}); err != nil {
@@ -24,5 +24,11 @@ func aarch64(ctx context.Context, root string) (counts, error) {
 		"CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER=rust-lld",
 		"CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER=" + emulator,
 	}
-	return cargoTest(ctx, root, env, "--target", aarch64Target, "-p", "evenkeel-reduction-kernels", "-p", "evenkeel-protocol")
+	kernels, err := cargoTest(ctx, root, env, "--target", aarch64Target, "-p", "evenkeel-reduction-kernels", "-p", "evenkeel-protocol")
+	if err != nil {
+		return kernels, err
+	}
+	shipped, err := goTest(ctx, root, nil, "-tags", "aarch64", "-run", "^TestShippedBinariesRunOnArm64$", "-timeout", "60m", "./hack/ci/artifacts")
+	kernels.add(shipped)
+	return kernels, err
 }

@@ -60,8 +60,10 @@ func run(ctx context.Context, chosen []string) error {
 	if len(chosen) > 0 {
 		wanted = slices.DeleteFunc(slices.Concat(stages, extra), func(s stage) bool { return !slices.Contains(chosen, s.name) })
 	}
-	if os.Geteuid() != 0 && slices.ContainsFunc(wanted, func(s stage) bool { return slices.Contains([]string{"rccl", "e2e", "kueue", "kinds"}, s.name) }) {
-		return errors.New("the stages rccl, e2e, kueue and kinds create namespaces: run them as root, or choose other stages (see --help)")
+	if os.Geteuid() != 0 && slices.ContainsFunc(wanted, func(s stage) bool {
+		return slices.Contains([]string{"rccl", "e2e", "kueue", "kinds", "walk", "aarch64"}, s.name)
+	}) {
+		return errors.New("the stages rccl, e2e, kueue, kinds, walk and aarch64 create namespaces or change roots: run them as root, or choose other stages (see --help)")
 	}
 	var all counts
 	var summary []string

@@ -115,7 +115,7 @@ var stages = []stage{
 }
 
 // extra stages run only when they are named. Kueue and the controllers of further kinds of jobs take many minutes to build, Rust's
-// library for another processor comes from rustup, and PyTorch needs 5 GB.
+// library for another processor comes from rustup, a release is built for two processors, and PyTorch needs 5 GB.
 var extra = []stage{
 	{"torch", "the backend of torch.distributed, with PyTorch, and a training job on a real cluster", func(ctx context.Context, root string) (counts, error) {
 		wheel, err := artifacts.Wheel(ctx, root, os.Stderr)
@@ -135,9 +135,12 @@ var extra = []stage{
 		cluster.add(scripts)
 		return cluster, err
 	}},
-	{"aarch64", "reductions and protocol on an emulated aarch64", aarch64},
+	{"aarch64", "reductions, protocol and what is shipped on an emulated aarch64", aarch64},
 	{"kinds", "every kind of job under its real controller, on a real cluster", func(ctx context.Context, root string) (counts, error) {
 		return goTest(ctx, root, nil, "-tags", "e2e,kinds", "-run", "^TestKinds", "-parallel", "16", "-timeout", "45m", "./e2e")
+	}},
+	{"walk", "a release, installed on a real cluster as docs/install.md says", func(ctx context.Context, root string) (counts, error) {
+		return goTest(ctx, root, nil, "-tags", "release", "-run", "^TestRelease", "-timeout", "120m", "./hack/ci/release")
 	}},
 	{"kueue", "a job in a queue of the real Kueue, on a real cluster", func(ctx context.Context, root string) (counts, error) {
 		return goTest(ctx, root, nil, "-tags", "e2e,kueue", "-run", "^TestKueue", "-timeout", "45m", "./e2e")

@@ -31,11 +31,14 @@ func command() *cobra.Command {
   go run ./hack/ci/images all                 # every image except these two, without a registry
   go run ./hack/ci/images all --registry      # on the base images of the Dockerfiles
   go run ./hack/ci/images pytorch             # Debian's PyTorch, as a user's training image
+  go run ./hack/ci/images pytorch             # Debian's PyTorch, which the demo trains with
+  go run ./hack/ci/images all --arch arm64    # for another processor, with its name in the images' tags
   go run ./hack/ci/images nccl-tests          # NVIDIA's nccl-tests, with the compiler and NCCL from PyPI
   go run ./hack/ci/images nccl-tests --source ~/nccl-tests`,
 		SilenceUsage: true, SilenceErrors: true,
 	}
 	root.PersistentFlags().BoolVar(&b.Registry, "registry", false, "use the base images of the Dockerfiles, instead of one that is built here")
+	root.PersistentFlags().StringVar(&b.Arch, "arch", "", "processor to build for, amd64 or arm64; images of another one are built under emulation (default: this machine's)")
 	root.AddCommand(
 		&cobra.Command{Use: "dist", Short: "Build the binaries and libraries into dist/", Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error { return b.Dist(cmd.Context()) }},

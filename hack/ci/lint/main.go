@@ -46,9 +46,11 @@ func run(ctx context.Context) error {
 			return tool(ctx, plugin, "cargo", "clippy", "--locked", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings")
 		}},
 		{"gofmt", func() error { return gofmt(ctx, root) }},
-		{"go vet", func() error { return tool(ctx, root, "go", "vet", "-tags", "e2e,kueue,kinds,torch", "./...") }},
+		{"go vet", func() error {
+			return tool(ctx, root, "go", "vet", "-tags", "e2e,kueue,kinds,torch,release,aarch64", "./...")
+		}},
 		{"staticcheck", func() error {
-			return tool(ctx, root, "go", "tool", "staticcheck", "-tags", "e2e,kueue,kinds,torch", "./...")
+			return tool(ctx, root, "go", "tool", "staticcheck", "-tags", "e2e,kueue,kinds,torch,release,aarch64", "./...")
 		}},
 		{"shellcheck", func() error { return shellcheck(ctx, root) }},
 		{"hadolint", func() error { return hadolint(ctx, root) }},

@@ -127,6 +127,31 @@ var recipes = []recipe{
 		estimate: "1 to 3 minutes on 2 cores",
 	},
 	{
+		name:     "syft",
+		module:   "github.com/anchore/syft",
+		binaries: []binary{{"syft", "github.com/anchore/syft/cmd/syft"}},
+		ldflags:  func(version string) []string { return []string{"-X", "main.version=" + version} },
+		estimate: "3 to 6 minutes on 2 cores",
+	},
+	{
+		name:     "cosign",
+		module:   "github.com/sigstore/cosign/v3",
+		binaries: []binary{{"cosign", "github.com/sigstore/cosign/v3/cmd/cosign"}},
+		estimate: "3 to 6 minutes on 2 cores",
+	},
+	{
+		name:     "krew",
+		module:   "sigs.k8s.io/krew",
+		binaries: []binary{{"krew", "sigs.k8s.io/krew/cmd/krew"}},
+		estimate: "1 minute on 2 cores",
+	},
+	{
+		name:     "govulncheck",
+		module:   "golang.org/x/vuln",
+		binaries: []binary{{"govulncheck", "golang.org/x/vuln/cmd/govulncheck"}},
+		estimate: "1 minute on 2 cores",
+	},
+	{
 		name:     "pause",
 		binaries: []binary{{"pause", "."}},
 		estimate: "a few seconds",
