@@ -179,10 +179,11 @@ func TestListOfImagesIsReadOrRefused(t *testing.T) {
 	for text, want := range map[string]string{
 		"10.88.0.1:5000/e/evenkeel-plugin:0.1.0@" + digest + " plugin.tar\n": "",
 		"": "empty",
-		"r.example/e/evenkeel-plugin:0.1.0 plugin.tar\n":                       "not like",
-		"r.example/e/evenkeel-plugin:0.1.0@" + digest + " ../plugin.tar\n":     "not like",
-		"r.example/e/evenkeel-plugin@" + digest + " plugin.tar\n":              "not like",
-		"r.example/e/evenkeel-plugin:0.1.0@" + digest + "0 plugin.tar other\n": "not like",
+		"r.example/e/evenkeel-plugin:0.1.0 plugin.tar\n":                      "not like",
+		"r.example/e/evenkeel-plugin:0.1.0@" + digest + " ../plugin.tar\n":    "not like",
+		"r.example/e/evenkeel-plugin@" + digest + " plugin.tar\n":             "not like",
+		"r.example/e/evenkeel-plugin:0.1.0@" + digest + "0 plugin.tar\n":      "not like",
+		"r.example/e/evenkeel-plugin:0.1.0@" + digest + " plugin.tar other\n": "not like",
 	} {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, imagesFile), []byte(text), 0o600); err != nil {
