@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"evenkeel.dev/evenkeel/hack/env"
@@ -457,6 +458,78 @@ func TestKueueReplacesTheFailedNodeOfARunningJob(t *testing.T) {
 	}
 	if now := meta.FindStatusCondition(status.Conditions, "Admitted"); now == nil || *now != *admitted || meta.IsStatusConditionTrue(status.Conditions, "Evicted") {
 		t.Errorf("the workload did not stay admitted: %+v", status.Conditions)
+	}
+}
+
+// pairJob is a Job that nobody annotated, and that runs on one of the nodes with the label e2e-pair.
+const pairJob = `
+apiVersion: batch/v1
+kind: Job
+metadata: {name: anywhere, namespace: %[1]s, labels: {kueue.x-k8s.io/queue-name: hosts}}
+spec:
+  suspend: true
+  template:
+    metadata: {annotations: {kueue.x-k8s.io/podset-required-topology: kubernetes.io/hostname}}
+    spec:
+      restartPolicy: Never
+      nodeSelector: {e2e-pair: "yes"}
+      securityContext: {runAsNonRoot: true, runAsUser: 65532, seccompProfile: {type: RuntimeDefault}}
+      containers:
+        - name: main
+          image: %[2]s
+          command: ["true"]
+          resources: {requests: {cpu: 100m}}
+          securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
+`
+
+// Kueue gives a job that nobody annotated a node that failed, if it fits: nothing keeps it off. With the policy's taint it does not, and
+// the job runs as soon as another node fits.
+func TestKueueSteersUnannotatedJobs(t *testing.T) {
+	ctx, ns := testContext(t), newNamespace(t)
+	policy := newTopologyQueue(ctx, t, ns)
+	fit := func(node string) {
+		t.Helper()
+		if _, err := cluster.Kubectl(ctx, "label", "node", node, "e2e-pair=yes"); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if _, err := cluster.Kubectl(context.Background(), "label", "node", node, "e2e-pair-"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	says := func(what, path, text string) {
+		t.Helper()
+		said := ""
+		defer func() {
+			if t.Failed() {
+				t.Logf("the workload says %q", said)
+			}
+		}()
+		eventually(ctx, t, what, func(ctx context.Context) (is bool, err error) {
+			said, err = cluster.Kubectl(ctx, "-n", ns, "get", "workloads", "-o", "jsonpath={.items[*].status."+path+"}")
+			return strings.Contains(said, text), err
+		})
+	}
+	fit("n2")
+	if _, err := cluster.KubectlInput(ctx, fmt.Sprintf(pairJob, ns, cluster.Images.Bench), "apply", "-f", "-"); err != nil {
+		t.Fatal(err)
+	}
+	says("Kueue has given the job the node that failed", "admissionChecks[*].message", "the network of n2 failed")
+	if err := cluster.Client.Patch(ctx, policy, client.RawPatch(types.MergePatchType, []byte(`{"spec": {"onFail": {"taint": "Enabled"}}}`))); err != nil {
+		t.Fatal(err)
+	}
+	says("at the next attempt, Kueue leaves out the node with the taint", "conditions[?(@.type=='QuotaReserved')].message", evenkeel.HealthKey)
+	fit("n3")
+	if _, err := cluster.Kubectl(ctx, "-n", ns, "wait", "job/anywhere", "--for=condition=Complete", "--timeout=120s"); err != nil {
+		t.Fatal(err)
+	}
+	var pods corev1.PodList
+	if err := cluster.Client.List(ctx, &pods, client.InNamespace(ns)); err != nil || len(pods.Items) != 1 {
+		t.Fatalf("%d pods, %v", len(pods.Items), err)
+	}
+	if p := &pods.Items[0]; p.Spec.NodeName != "n3" || p.Annotations[evenkeel.InjectedKey] != "" {
+		t.Errorf("the pod ran on %s with the annotations %v", p.Spec.NodeName, p.Annotations)
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// The file's name puts these tests last: the second one uninstalls Evenkeel from the cluster.
+// The file's name puts these tests behind those of other files, as the last one uninstalls Evenkeel from the cluster.
 
 func TestChartUpgradeKeepsWorking(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)

@@ -134,9 +134,14 @@ func (e *Cluster) InstallChart(ctx context.Context, extra ...string) error {
 	if err != nil {
 		return err
 	}
-	repository, digest, _ := strings.Cut(e.Images.Operator, "@")
+	return e.InstallChartOf(ctx, filepath.Join(root, "charts", "evenkeel"), e.Images.Operator, extra...)
+}
+
+// InstallChartOf is InstallChart for a chart and an image of the operator of another version.
+func (e *Cluster) InstallChartOf(ctx context.Context, chart, operator string, extra ...string) error {
+	repository, digest, _ := strings.Cut(operator, "@")
 	args := append([]string{
-		"upgrade", "--install", Release, filepath.Join(root, "charts", "evenkeel"),
+		"upgrade", "--install", Release, chart,
 		"--namespace", Namespace, "--create-namespace", "--wait", "--timeout", "3m",
 		"--set", "image.repository=" + repository, "--set", "image.digest=" + digest,
 		"--set", "defaultProfile.spec.plugin.image=" + e.Images.Plugin,
@@ -153,7 +158,11 @@ func (e *Cluster) InstallChart(ctx context.Context, extra ...string) error {
 	if _, err := e.Helm(ctx, args...); err != nil {
 		return err
 	}
-	// The operator creates it once it is the leader.
+	return e.DefaultProfile(ctx)
+}
+
+// DefaultProfile waits until jobs can use the default profile, which the operator makes once it is the leader.
+func (e *Cluster) DefaultProfile(ctx context.Context) error {
 	for _, state := range []string{"create", "condition=Ready"} {
 		if _, err := e.Kubectl(ctx, "wait", "networkprofile/default", "--for="+state, "--timeout=60s"); err != nil {
 			return err
