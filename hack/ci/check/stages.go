@@ -46,7 +46,7 @@ var stages = []stage{
 		if err := toolbox.EnsurePrograms(ctx, os.Stderr, slices.Concat(redis, compilers)); err != nil {
 			return counts{}, err
 		}
-		rust, err := cargoTest(ctx, root, nil, "-p", "evenkeel-protocol", "-p", "evenkeel-verbs", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi", "-p", "evenkeel-reduction-kernels", "-p", "evenkeel-reduction", "-p", "evenkeel-collectives", "-p", "evenkeel-c", "-p", "evenkeel-mpi")
+		rust, err := cargoTest(ctx, root, nil, "-p", "evenkeel-protocol", "-p", "evenkeel-tls", "-p", "evenkeel-diagnosis", "-p", "evenkeel-tuner", "-p", "evenkeel-verbs", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi", "-p", "evenkeel-reduction-kernels", "-p", "evenkeel-reduction", "-p", "evenkeel-collectives", "-p", "evenkeel-c", "-p", "evenkeel-mpi")
 		if err != nil {
 			return rust, err
 		}
