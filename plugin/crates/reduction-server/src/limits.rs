@@ -14,8 +14,9 @@ pub const MIN_PIECE_BYTES: u64 = 16 << 10;
 const TARGET_COMMUNICATORS: u64 = 128;
 /// Maximum size of a connection's retransmit buffer: small messages that the rank has not acknowledged.
 pub(crate) const RETRANSMIT_BYTES: usize = 32 << 10;
-/// How long a communicator that failed is kept, so that its ranks receive the reason.
-pub(crate) const FAILURE_RETENTION: Duration = Duration::from_secs(10);
+/// How long a communicator is kept that failed, so that its ranks receive the reason, or that all who had joined have left, so
+/// that the others learn that they have.
+pub(crate) const ENDED_RETENTION: Duration = Duration::from_secs(10);
 /// Maximum growth of a piece on its way upstream: fp8 travels as float32.
 const MAX_WIDENING: u64 = 4;
 

@@ -13,7 +13,7 @@ use evenkeel_transport::{RecvConnection, SendConnection};
 use crate::communicator::{self, Communicator};
 use crate::context::Context;
 use crate::key::CommunicatorKey;
-use crate::limits::{FAILURE_RETENTION, communicator_bytes, piece_bytes};
+use crate::limits::{ENDED_RETENTION, communicator_bytes, piece_bytes};
 use crate::upstream::UpstreamServers;
 
 /// Why new communicators are refused after SIGTERM.
@@ -201,12 +201,12 @@ impl CommunicatorRegistry {
         }
     }
 
-    /// Ends communicators some time after they failed, and checks the timeouts of the others.
+    /// Ends communicators some time after they failed or were deserted, and checks the timeouts of the others.
     pub(crate) fn maintain(&self, now: Instant) {
         self.upstream.expire(now);
         for communicator in self.all() {
-            let expired = |at| now.saturating_duration_since(at) >= FAILURE_RETENTION;
-            if communicator.failed_at().is_some_and(expired) {
+            let expired = |at| now.saturating_duration_since(at) >= ENDED_RETENTION;
+            if communicator.ended_at().is_some_and(expired) {
                 self.end(&communicator);
             } else {
                 communicator.check_timeouts(now);

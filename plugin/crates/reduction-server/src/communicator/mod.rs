@@ -26,7 +26,7 @@ use state::State;
 
 /// Owns a communicator, and removes it once it is over.
 pub(crate) trait Owner: Send + Sync {
-    /// All ranks have left.
+    /// All ranks have joined and left.
     fn remove(&self, communicator: &Arc<Communicator>);
 }
 
@@ -260,9 +260,9 @@ impl Communicator {
         lock(&self.state).trim();
     }
 
-    /// When it failed, if it did.
-    pub(crate) fn failed_at(&self) -> Option<Instant> {
-        lock(&self.state).failed_at()
+    /// When it failed, or was left by all who had joined.
+    pub(crate) fn ended_at(&self) -> Option<Instant> {
+        lock(&self.state).ended_at()
     }
 
     /// Closes all connections.

@@ -41,6 +41,8 @@ pub(super) struct State {
     created: Instant,
     /// Why and when the communicator failed.
     failed: Option<(String, Instant)>,
+    /// When the last rank left, while others have yet to join.
+    deserted: Option<Instant>,
 }
 
 /// What became of a part that waits for a slot.
@@ -82,6 +84,7 @@ impl State {
             joined: vec![false; ranks],
             created: Instant::now(),
             failed: None,
+            deserted: None,
         }
     }
 
@@ -127,6 +130,7 @@ impl State {
             Err(error) => return Err((error.to_string(), down)),
         };
         self.joined[rank] = true;
+        self.deserted = None;
         self.window.set_name(rank, member.name());
         self.metrics.ranks.inc();
         self.ranks[rank] = Some(RankConnection::new(up, down, head));
@@ -403,6 +407,9 @@ impl State {
         drop(connection);
         let slots = self.window.leave(rank).map_err(|violation| violation.0)?;
         slots.into_iter().for_each(|slot| self.slots.release(slot));
+        if self.ranks.iter().all(Option::is_none) {
+            self.deserted = Some(Instant::now());
+        }
         Ok(())
     }
 
@@ -435,15 +442,16 @@ impl State {
         !self.joined.contains(&true)
     }
 
-    /// Whether all ranks have left.
+    /// Whether all ranks have joined and left. A rank may leave before the last one joins: that one belongs to the same
+    /// communicator, and must not find it gone.
     pub(super) fn is_over(&self) -> bool {
         let all_left = self.ranks.iter().all(Option::is_none);
-        all_left && (self.failed.is_some() || self.joined.contains(&true))
+        all_left && (self.failed.is_some() || !self.joined.contains(&false))
     }
 
-    /// When the communicator failed.
-    pub(super) fn failed_at(&self) -> Option<Instant> {
-        self.failed.as_ref().map(|(_, at)| *at)
+    /// When the communicator failed, or was left by all who had joined.
+    pub(super) fn ended_at(&self) -> Option<Instant> {
+        self.failed.as_ref().map(|(_, at)| *at).or(self.deserted)
     }
 
     /// Returns memory beyond the fair share.

@@ -11,7 +11,7 @@ use evenkeel_transport::Transport;
 use evenkeel_transport::sync::lock;
 
 use crate::key::CommunicatorKey;
-use crate::limits::FAILURE_RETENTION;
+use crate::limits::ENDED_RETENTION;
 
 /// Maximum number of communicators that are joining at a time, each in a thread of its own. Others wait.
 const MAX_JOINING: usize = 64;
@@ -91,7 +91,7 @@ impl UpstreamServers {
 
     /// Drops joins that no rank asks for any more.
     pub(crate) fn expire(&self, now: Instant) {
-        let keep = self.timeout + FAILURE_RETENTION;
+        let keep = self.timeout + ENDED_RETENTION;
         lock(&self.joins).retain(|_, join| {
             join.is_pending() || now.saturating_duration_since(join.begun) < keep
         });

@@ -149,6 +149,30 @@ fn metrics_are_counted_and_sigterm_drains() {
     assert!(program.wait().success());
 }
 
+/// The communicator of a rank that has left is the one that the others join.
+#[test]
+fn rank_that_leaves_before_another_joins_is_named() {
+    let program = start(&[]);
+    let servers = [program.address.clone()];
+    let transport = transport(&[]);
+    let members = members(2, "short");
+    drop(join(&transport, &servers, &members[1]));
+    let gauge = "evenkeel_reduction_ranks{job=\"short\"}";
+    let begin = Instant::now();
+    let metrics = loop {
+        let metrics = program.get("/metrics");
+        if !metrics.contains(&format!("{gauge} 1")) {
+            break metrics;
+        }
+        assert!(begin.elapsed() < TIMEOUT, "the rank does not leave");
+    };
+    assert!(metrics.contains("evenkeel_reduction_communicators{job=\"short\"} 1"), "{metrics}");
+    let client = join(&transport, &servers, &members[0]);
+    let sum = all_reduce(&client, &data(1, DataType::Float32, 300_000), DataType::Float32, Op::Sum);
+    let error = sum.unwrap_err().to_string();
+    assert!(error.contains("rank 1") && error.contains("left"), "{error}");
+}
+
 #[test]
 fn drain_timeout_ends_the_server() {
     let mut program = start(&["--drain-timeout", "1s"]);
