@@ -23,6 +23,7 @@ use crate::runtime::flow_count::FlowCountControllers;
 use crate::runtime::waiters;
 use crate::sync::lock;
 use crate::sys;
+use crate::tcp::lone_pacing::LonePacing;
 use crate::tcp::retransmit_buffer::RetransmitPool;
 use crate::telemetry::exporter::Exporter;
 use crate::watch::Watch;
@@ -98,6 +99,7 @@ pub(crate) struct Workers {
     pub(crate) extra_flows: Arc<ExtraFlows>,
     pub(crate) staging: Arc<StagingPool>,
     pub(crate) retransmit_pool: Arc<RetransmitPool>,
+    pub(crate) lone_pacing: LonePacing,
     pub(crate) listening_sockets: ListeningSockets,
 }
 
@@ -150,6 +152,7 @@ impl Runtime {
             extra_flows: Arc::default(),
             staging: Arc::default(),
             retransmit_pool: Arc::default(),
+            lone_pacing: LonePacing::default(),
             listening_sockets: ListeningSockets::default(),
         });
         // From here on, dropping the runtime stops the threads that have started.

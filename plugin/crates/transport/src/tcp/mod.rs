@@ -1,6 +1,7 @@
 //! TCP: connections whose messages are split over several flows, each a TCP connection.
 
 pub(crate) mod chunk_checksum;
+pub(crate) mod lone_pacing;
 pub(crate) mod receiver;
 mod recv_flow;
 mod recv_queue;

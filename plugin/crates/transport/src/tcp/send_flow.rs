@@ -21,6 +21,7 @@ use crate::runtime::work_lock::WorkLock;
 use crate::stream::{RecvHalf, SendHalf};
 use crate::sync::lock;
 use crate::sys::{self, MAX_FRAMES};
+use crate::tcp::lone_pacing::LonePacing;
 use crate::tcp::send_queue::{QueuedFlow, SendQueue};
 use crate::telemetry::chunk_events::{ChunkDescription, ChunkEvent};
 use crate::telemetry::counters::FlowCounters;
@@ -43,6 +44,8 @@ pub(crate) trait SendFlowOwner: Sized + Send + Sync {
     fn queue(&self) -> &Mutex<SendQueue<SendFlow<Self>>>;
     /// The time from which the connection's times count.
     fn epoch(&self) -> Instant;
+    /// Whether flows are paced that are alone in their connections.
+    fn lone_pacing(&self) -> &LonePacing;
     /// A flow has written a chunk with this many bytes.
     fn on_chunk_written(&self, bytes: u64);
     /// A caller has written for this time.
@@ -448,10 +451,18 @@ impl<O: SendFlowOwner> SendFlow<O> {
         }
         let work = queue.scheduler.has_work() || queue.scheduler.has_static_share(self.slot);
         let mut limit = sender.base().context.settings.chunk_bytes;
-        // Pacing leaves bytes to flows that deliver them earlier. Without others it would only cost system calls.
-        if work && queue.used.count_ones() > 1 {
+        // Pacing leaves bytes to flows that deliver them earlier. A flow without others is paced where the network is
+        // congested.
+        if work {
+            let is_alone = queue.used.count_ones() <= 1;
             drop(guard);
-            limit = self.pace(writer, now, sample_due, limit)?;
+            if !is_alone || sender.lone_pacing().is_on(sender.epoch() + now) {
+                writer.pace.set_alone(is_alone);
+                limit = self.pace(writer, now, sample_due, limit)?;
+            } else if sample_due && writer.pace.is_backlogged(writer.outstanding) {
+                self.sample(writer, now);
+                writer.outstanding = 0;
+            }
             guard = lock(sender.queue());
         }
         let queue = &mut *guard;
@@ -482,12 +493,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
             writer.outstanding = sys::unacknowledged(&self.socket);
             is_exact = true;
         }
-        if sample_due
-            && writer.pace.is_backlogged(writer.outstanding)
-            && let Ok(info) = sys::path_info(&self.socket)
-        {
-            let sys::PathInfo { acked, busy, round_trip, .. } = info;
-            writer.pace.sample(now, Progress { acked, busy, round_trip });
+        if sample_due && writer.pace.is_backlogged(writer.outstanding) && self.sample(writer, now) {
             most = writer.pace.max_outstanding();
             if !is_exact && writer.outstanding > most {
                 writer.outstanding = sys::unacknowledged(&self.socket);
@@ -499,6 +505,16 @@ impl<O: SendFlowOwner> SendFlow<O> {
             return None;
         }
         Some(writer.pace.chunk(limit))
+    }
+
+    /// Tells the pacer how far the flow is. False if the kernel does not say.
+    fn sample(&self, writer: &mut WriteState, now: Duration) -> bool {
+        let Ok(info) = sys::path_info(&self.socket) else { return false };
+        let sys::PathInfo { acked, busy, round_trip, usual_round_trip, retransmitted, .. } = info;
+        let progress = Progress { acked, busy, round_trip, usual_round_trip, retransmitted };
+        let is_congested = writer.pace.sample(now, progress);
+        self.sender.lone_pacing().sampled(self.sender.epoch() + now, is_congested);
+        true
     }
 
     /// The next frame of the scheduler for this flow, in chunks of at most `limit` bytes.

@@ -25,6 +25,7 @@ use crate::stream::Stream;
 use crate::sync::lock;
 use crate::sys::{self};
 use crate::tcp::MAX_FLOW_SLOTS;
+use crate::tcp::lone_pacing::LonePacing;
 use crate::tcp::repair_state::RepairState;
 use crate::tcp::retransmit_buffer::RetransmitBuffer;
 use crate::tcp::send_flow::{self, FrameReader, SendFlowOwner, WriteState};
@@ -348,6 +349,10 @@ impl SendFlowOwner for TcpSender {
 
     fn epoch(&self) -> Instant {
         self.epoch
+    }
+
+    fn lone_pacing(&self) -> &LonePacing {
+        &self.destination.workers.lone_pacing
     }
 
     fn on_chunk_written(&self, bytes: u64) {
