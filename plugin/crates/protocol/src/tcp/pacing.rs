@@ -5,6 +5,9 @@ use std::time::Duration;
 /// A flow may have outstanding what it delivers in this time, plus two round trips. That is enough to stay
 /// busy, and too little for the end of a message to wait long on one flow.
 const DEPTH: Duration = Duration::from_millis(3);
+/// The same of a flow without others. Where many hosts send to one (incast), the queues in front of it make the round trip longer
+/// than the minimum that is known. With less than they add, a flow would never get its share.
+const DEPTH_ALONE: Duration = Duration::from_millis(6);
 /// A flow takes at once what it delivers in this time.
 const GRAIN: Duration = Duration::from_millis(1);
 /// How often a flow's progress is sampled.
@@ -14,8 +17,7 @@ const MIN_BUSY: Duration = Duration::from_micros(500);
 /// Minimum of the bytes that a flow may have outstanding. With more, a few flows that share a slow path would delay a chunk for
 /// longer than all messages in flight take on fast paths, and all flows would wait for it.
 const MIN_OUTSTANDING: u64 = 8 << 10;
-/// The same of a flow without others: no chunk waits for other flows, and where many hosts send to one (incast), the queues in
-/// front of it make the round trip longer than the minimum that is known.
+/// The same of a flow without others, which delays no others' chunks. Less is not enough to come up to speed.
 const MIN_OUTSTANDING_ALONE: u64 = 48 << 10;
 /// Minimum of the bytes that a flow takes at once.
 const MIN_CHUNK: u64 = 8 << 10;
@@ -119,9 +121,12 @@ impl Pacer {
 
     /// Maximum of the bytes that the flow should have outstanding.
     pub fn max_outstanding(&self) -> u64 {
-        let depth = DEPTH + 2 * self.round_trip;
-        let min = if self.is_alone { MIN_OUTSTANDING_ALONE } else { MIN_OUTSTANDING };
-        self.in_time(depth).map_or(FIRST_OUTSTANDING, |bytes| bytes.max(min))
+        let (depth, min) = match self.is_alone {
+            true => (DEPTH_ALONE, MIN_OUTSTANDING_ALONE),
+            false => (DEPTH, MIN_OUTSTANDING),
+        };
+        let bytes = self.in_time(depth + 2 * self.round_trip);
+        bytes.map_or(FIRST_OUTSTANDING, |bytes| bytes.max(min))
     }
 
     /// How many bytes the flow should take at once, at most `max`.
@@ -197,7 +202,7 @@ mod tests {
         const ROUND_TRIP: f64 = 6e-3;
         let share = 250e6 / 8.0 / 4.0;
         let reached = |is_alone| {
-            let mut pacer = paced(62);
+            let mut pacer = paced(40);
             pacer.set_alone(is_alone);
             let mut progress = pacer.last;
             for step in 0..100 {
