@@ -40,9 +40,11 @@ test-release: test test-kueue test-kinds test-aarch64 test-torch test-walk ## Wh
 bench: ## Measure the plugin against plain sockets into docs/results/ (root; BENCH="--quick" for less)
 	$(GO) run ./hack/bench/tcp $(BENCH)
 
-.PHONY: bench-scale bench-reduction bench-collectives bench-rdma bench-rccl bench-preflight bench-torch bench-suspects
+.PHONY: bench-scale bench-encryption bench-reduction bench-collectives bench-rdma bench-rccl bench-preflight bench-torch bench-suspects
 bench-scale: ## Measure thousands of idle connections against plain sockets into docs/results/ (BENCH="--rounds 2" for less)
 	$(GO) run ./hack/bench/scale $(BENCH)
+bench-encryption: ## Measure what encryption costs into docs/results/ (root; BENCH="--quick" for less)
+	$(GO) run ./hack/bench/tcp encryption $(BENCH)
 bench-reduction: ## Measure reduction servers against a ring into docs/results/ (root; BENCH="--quick" for less)
 	$(GO) run ./hack/bench/reduction $(BENCH)
 bench-torch: ## Measure the backend of torch.distributed against Gloo into docs/results/ (5 GB; BENCH="--quick" for less)

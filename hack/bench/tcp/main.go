@@ -62,6 +62,7 @@ this machine, each with its commit and day.`,
 	}
 	o.AddFlags(cmd.Flags(), "tcp.md", fullRounds, quickRounds, caseNames())
 	cmd.Flags().StringArrayVar(&o.plugins, "plugin", nil, "another plugin to compare with, NAME=PATH; may be repeated")
+	cmd.AddCommand(encryptionCommand())
 	cmd.AddCommand(sockets.Commands()...)
 	return cmd
 }

@@ -64,6 +64,7 @@ type bench struct {
 	out    io.Writer
 	ours   *plugin
 	others []*plugin // as well as the plugin with other settings
+	more   []contender
 	notes  []string
 }
 
@@ -164,6 +165,7 @@ func (b *bench) measure(ctx context.Context, c benchCase) (_ caseResult, err err
 	} else {
 		fmt.Fprintf(b.out, "  %s is not measured: %s\n", ourName, c.missing)
 	}
+	contenders = append(contenders, b.more...)
 	result := caseResult{Name: c.name, testCase: c, Lab: c.lab, Load: c.String(), Contenders: make([]series, len(contenders))}
 	for round := range b.config.Rounds {
 		for i, contender := range contenders {
