@@ -162,9 +162,8 @@ impl Simulation {
 
     /// Whether this rank takes part no more.
     fn is_frozen(&self, rank: usize, now: Time) -> bool {
-        let at = match self.fault {
-            Fault::Stuck(at) | Fault::Stopped(at) | Fault::Unplugged(at) => at,
-            _ => return false,
+        let (Fault::Stuck(at) | Fault::Stopped(at) | Fault::Unplugged(at)) = self.fault else {
+            return false;
         };
         at == rank && self.is_on(now)
     }
@@ -294,11 +293,10 @@ impl Simulation {
                 }
             }
         }
-        for rank in 0..self.ranks {
+        for (rank, (ended, call)) in self.ended.iter_mut().zip(calls).enumerate() {
             let mine = self.wires.keys().filter(|(from, to)| *from == rank || *to == rank);
-            self.ended[rank] = mine
-                .map(|key| done.get(key).copied().unwrap_or(END))
-                .fold(calls[rank].min(END), f64::max);
+            *ended =
+                mine.map(|key| done.get(key).copied().unwrap_or(END)).fold(call.min(END), f64::max);
         }
     }
 
@@ -463,7 +461,7 @@ fn simulated_faults_are_named_with_their_place_and_class() {
             right += 1;
             seconds.push(first.unwrap_or_default());
         } else {
-            let text = first.map_or("nobody".to_owned(), |at| after[at].to_json());
+            let text = first.map_or_else(|| "nobody".to_owned(), |at| after[at].to_json());
             wrong.push(format!("{seed} {pattern:?} {compute:?} {ranks} {fault:?} quiet={quiet}: {text}; at the end {}", after.last().unwrap().text));
         }
     }
