@@ -19,7 +19,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"evenkeel.dev/evenkeel/hack/bench/internal/machine"
-	"evenkeel.dev/evenkeel/hack/bench/internal/options"
 	"evenkeel.dev/evenkeel/hack/bench/internal/page"
 	"evenkeel.dev/evenkeel/hack/bench/internal/proc"
 	"evenkeel.dev/evenkeel/hack/bench/internal/stats"
@@ -34,7 +33,8 @@ const (
 	opensslName   = "openssl s_client, one connection"
 	cipherName    = "AES-128-GCM alone, one core"
 	// setUps is the number of connections that are opened at a time.
-	setUps = 64
+	setUps    = 64
+	setUpName = "set-up"
 )
 
 // The goals: shares of what is measured in clear, in the same run, and of what one core's AES-GCM can do.
@@ -66,8 +66,7 @@ With --only the page is written only with --output, as it lacks the other cases.
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runEncryption(cmd.Context(), cmd.OutOrStdout(), o) },
 	}
-	o.Options = options.Options{}
-	o.AddFlags(cmd.Flags(), "encryption.md", fullRounds, quickRounds, encryptionCases)
+	o.AddFlags(cmd.Flags(), "encryption.md", fullRounds, quickRounds, append(slices.Clone(encryptionCases), setUpName))
 	return cmd
 }
 
@@ -93,11 +92,11 @@ func runEncryption(ctx context.Context, out io.Writer, o config) error {
 		return fmt.Errorf("make a key: %w", err)
 	}
 	key := hex.EncodeToString(secret)
-	make := func(label string, environment ...string) *plugin {
+	driven := func(label string, environment ...string) *plugin {
 		return &plugin{label: label, library: o.Library, environment: environment, driver: o.Driver, speed: map[string]float64{}}
 	}
 	environment := []string{"EVENKEEL_JOB_KEY=" + key, "EVENKEEL_ENCRYPTION=required"}
-	b := &bench{config: o, out: out, ours: make(clearName), others: []*plugin{make(encryptedName, environment...)}}
+	b := &bench{config: o, out: out, ours: driven(clearName), others: []*plugin{driven(encryptedName, environment...)}}
 	for _, c := range cases(o.Quick) {
 		if !slices.Contains(encryptionCases, c.name) || !only.MatchString(c.name) {
 			continue
@@ -116,13 +115,13 @@ func runEncryption(ctx context.Context, out io.Writer, o config) error {
 		}
 		r.cases = append(r.cases, result)
 	}
-	if only.MatchString("set-up") {
+	if only.MatchString(setUpName) {
 		if r.setUp, err = b.measureSetUp(ctx, environment); err != nil {
 			return err
 		}
 	}
 	if len(r.cases) == 0 && r.setUp == nil {
-		return fmt.Errorf("--only %q matches none of the cases: %s, set-up", o.Only, strings.Join(encryptionCases, ", "))
+		return fmt.Errorf("--only %q matches none of the cases: %s, %s", o.Only, strings.Join(encryptionCases, ", "), setUpName)
 	}
 	text := r.markdown()
 	if o.Output == "" {
