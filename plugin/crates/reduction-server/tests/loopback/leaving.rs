@@ -83,6 +83,17 @@ fn ranks_that_leave_after_their_last_result_cause_no_warning() {
     assert_eq!(warnings.lines(), [""; 0]);
 }
 
+/// A communicator that all who had joined have left is kept for a while, and then given up.
+#[test]
+fn ranks_that_never_come_do_not_keep_a_deserted_communicator() {
+    let warnings = Arc::new(Warnings::default());
+    let servers = [server(&warnings)];
+    let first = &members(2, "deserted")[0];
+    drop(join(&transport(&warnings), &names(&servers), first));
+    all_gone(&servers);
+    assert_eq!(warnings.lines(), [""; 0]);
+}
+
 /// A failed communicator has one cause, and one warning for each connection that it cost.
 #[test]
 fn ranks_that_leave_a_failed_communicator_cause_no_warning_of_nothing() {

@@ -36,10 +36,13 @@ impl LonePacing {
 
     /// A flow was sampled: whether its path was congested.
     pub(crate) fn sampled(&self, now: Instant, is_congested: bool) {
-        let is_first = self.until.load(Ordering::Relaxed) == NOT_YET;
-        if is_first || is_congested {
-            let time = if is_congested { MEMORY } else { AT_FIRST };
-            self.until.store(self.millis(now + time), Ordering::Relaxed);
+        if is_congested {
+            self.until.store(self.millis(now + MEMORY), Ordering::Relaxed);
+        } else {
+            // Fails where another flow was sampled before.
+            let first = self.millis(now + AT_FIRST);
+            let _ =
+                self.until.compare_exchange(NOT_YET, first, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 

@@ -108,7 +108,8 @@ pub(super) struct WriteState {
     /// The number below which messages have it was sent.
     same_tag_below_sent: bool,
     pace: Pacer,
-    /// Upper bound of unacknowledged bytes: those of the last query, and those written since.
+    /// Upper bound of unacknowledged bytes: those of the last query, and those written since. Of a flow that is not paced, only
+    /// those written since its last sample: that is enough to know whether another is due.
     outstanding: u64,
     /// Number of small messages that are written immediately before one is deferred to a caller's next poll again.
     at_once: u32,
