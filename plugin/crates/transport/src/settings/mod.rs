@@ -578,13 +578,14 @@ pub const SETTINGS: &[Setting<Settings>] = &[
         variable: Variable {
             name: "EVENKEEL_NODE",
             meaning: "name of this host in what is said about slow jobs; by default the system's, which in a pod is the pod's name",
-            accepts: "up to 63 letters, digits, dashes, dots and underscores",
+            accepts: "up to 253 letters, digits, dashes, dots and underscores, of which 63 are shown",
             default: "",
         },
         apply: |settings, value| {
             let valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
             settings.node = (!value.is_empty()).then(|| value.to_owned());
-            (value.len() <= 63 && value.bytes().all(valid)).then_some(())
+            // As long as a node's name may be: the operator sets it, and no job may fail because of that.
+            (value.len() <= 253 && value.bytes().all(valid)).then_some(())
         },
     },
 ];
@@ -831,6 +832,12 @@ mod tests {
             }
         }
         assert!(taken > 1000 && refused > 1000, "{taken} and {refused}");
+    }
+
+    #[test]
+    fn node_may_have_the_longest_name_that_kubernetes_allows() {
+        assert!(with("EVENKEEL_NODE", &"n".repeat(253)).is_ok());
+        assert!(with("EVENKEEL_NODE", &"n".repeat(254)).is_err());
     }
 
     #[test]
