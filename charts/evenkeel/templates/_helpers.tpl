@@ -183,7 +183,7 @@ annotations: {{- include "evenkeel.cleanupHook" .root | nindent 2 }}
 
 {{- /* An update of what the plugin reported about a pod. */ -}}
 {{- define "evenkeel.isReport" -}}
-request.resource.resource == 'pods' && object.metadata.?annotations[?'evenkeel.dev/plugin-status'] != oldObject.metadata.?annotations[?'evenkeel.dev/plugin-status']
+request.resource.resource == 'pods' && ['evenkeel.dev/plugin-status', 'evenkeel.dev/suspects'].exists(k, object.metadata.?annotations[?k] != oldObject.metadata.?annotations[?k])
 {{- end -}}
 
 {{- define "evenkeel.guardBinding" -}}

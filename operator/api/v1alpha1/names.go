@@ -84,6 +84,8 @@ const (
 	// PluginStatusKey says whether NCCL uses the plugin in the pod: PluginNotReported at first, and what the plugin reports later.
 	PluginStatusKey   = "evenkeel.dev/plugin-status"
 	PluginNotReported = "NotReported"
+	// SuspectsKey says whom the job waits for, on the pod whose rank has found that: JSON. It is there while the job waits.
+	SuspectsKey = "evenkeel.dev/suspects"
 )
 
 // Labels on what belongs to a check.

@@ -31,6 +31,20 @@ const (
 	ReadinessTaintKey = "readiness.k8s.io/evenkeel-network"
 )
 
+// SuspectClass is what the ranks of a running job wait for.
+//
+// +kubebuilder:validation:Enum=late;link;path
+type SuspectClass string
+
+const (
+	// SuspectLate is a process that does not call, or that does not get the CPU. The network is not at fault.
+	SuspectLate SuspectClass = "late"
+	// SuspectLink is a card of a node.
+	SuspectLink SuspectClass = "link"
+	// SuspectPath is what is between two nodes, or an end of it that cannot be told from the other.
+	SuspectPath SuspectClass = "path"
+)
+
 // HistoryLength is the number of results that a NodeNetworkHealth keeps.
 const HistoryLength = 20
 

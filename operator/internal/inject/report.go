@@ -16,6 +16,7 @@ const (
 
 // addReport lets the plugin report to the address, and marks the pod: a report is expected. It does nothing without an address.
 func addReport(pod *corev1.Pod, r Resolved, address string) {
+	delete(pod.Annotations, evenkeel.SuspectsKey) // of another pod, from which it was copied
 	if address == "" {
 		return
 	}

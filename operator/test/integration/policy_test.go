@@ -188,6 +188,7 @@ func injectionCases() []injectionCase {
 		{name: "a forged mark", profile: "both-image", change: func(p *corev1.Pod) { p.Annotations[evenkeel.InjectedKey] = "both-image/1" }},
 		{name: "a copied pod", profile: "both-image", change: func(p *corev1.Pod) {
 			p.Annotations[evenkeel.SkippedKey], p.Annotations[evenkeel.PluginStatusKey], p.Annotations[evenkeel.RDMAResourceKey] = "old", "Loaded", "rdma/x=1"
+			p.Annotations[evenkeel.SuspectsKey] = "of another pod"
 		}},
 		{name: "the host's network", profile: "both-settings", change: func(p *corev1.Pod) { p.Spec.HostNetwork = true }},
 		{name: "the host's network with a device", profile: "both-rdma", change: func(p *corev1.Pod) { p.Spec.HostNetwork = true }},

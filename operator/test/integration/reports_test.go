@@ -133,19 +133,75 @@ func TestPluginReportsAreAllThatIsChanged(t *testing.T) {
 	if err := merge(pod, `{"metadata":{"annotations":{"evenkeel.dev/plugin-status":"Loaded 2026-11-23T07:00:00Z x"}}}`); err != nil {
 		t.Errorf("what it is for: %v", err)
 	}
+	for _, value := range []string{`"{}"`, `null`} {
+		if err := merge(pod, `{"metadata":{"annotations":{"evenkeel.dev/suspects":`+value+`}}}`); err != nil {
+			t.Errorf("what it is for: %v", err)
+		}
+	}
 	for name, text := range map[string]string{
-		"another annotation": `{"metadata":{"annotations":{"evenkeel.dev/plugin-status":"y","mine":"x"}}}`,
-		"a label":            `{"metadata":{"annotations":{"evenkeel.dev/plugin-status":"y"},"labels":{"mine":"x"}}}`,
-		"the image":          `{"metadata":{"annotations":{"evenkeel.dev/plugin-status":"y"}},"spec":{"containers":[{"name":"pytorch","image":"evil"}]}}`,
-		"an owner":           `{"metadata":{"annotations":{"evenkeel.dev/plugin-status":"y"},"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"x","uid":"x"}]}}`,
-		"its removal":        `{"metadata":{"annotations":{"evenkeel.dev/plugin-status":null}}}`,
-		"something else":     `{"metadata":{"labels":{"mine":"x"}}}`,
+		"another annotation":  `{"metadata":{"annotations":{"evenkeel.dev/plugin-status":"y","mine":"x"}}}`,
+		"a label":             `{"metadata":{"annotations":{"evenkeel.dev/plugin-status":"y"},"labels":{"mine":"x"}}}`,
+		"the image":           `{"metadata":{"annotations":{"evenkeel.dev/plugin-status":"y"}},"spec":{"containers":[{"name":"pytorch","image":"evil"}]}}`,
+		"one beside suspects": `{"metadata":{"annotations":{"evenkeel.dev/suspects":"y","mine":"x"}}}`,
+		"an owner":            `{"metadata":{"annotations":{"evenkeel.dev/plugin-status":"y"},"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"x","uid":"x"}]}}`,
+		"its removal":         `{"metadata":{"annotations":{"evenkeel.dev/plugin-status":null}}}`,
+		"something else":      `{"metadata":{"labels":{"mine":"x"}}}`,
 	} {
 		if err := merge(pod, text); err == nil {
 			t.Errorf("%s may be changed", name)
 		}
 	}
-	if err := merge(plain, `{"metadata":{"annotations":{"evenkeel.dev/plugin-status":"y"}}}`); err == nil {
-		t.Error("a pod that Evenkeel has nothing to do with may be changed")
+	for _, key := range []string{"plugin-status", "suspects"} {
+		if err := merge(plain, `{"metadata":{"annotations":{"evenkeel.dev/`+key+`":"y"}}}`); err == nil {
+			t.Errorf("of a pod that Evenkeel has nothing to do with, %s may be changed", key)
+		}
+	}
+}
+
+// suspect sends what the rank in the pod says about a host; none: it is over. It is sent until the condition holds, as the plugin does
+// while the suspicion stands.
+func suspect(t *testing.T, what, uid string, suspects string, holds func(context.Context) (bool, error)) {
+	t.Helper()
+	conn, err := net.Dial("udp", install.reports)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	eventually(t, what, func(ctx context.Context) (bool, error) {
+		if _, err := fmt.Fprintf(conn, "evenkeel-verdict 1\n%s\n{\"ranks\":8,\"window_s\":8,\"outcome\":\"suspect\",\"text\":\"7 of 8 ranks wait\",\"suspects\":[%s]}\n", uid, suspects); err != nil {
+			return false, err
+		}
+		return holds(ctx)
+	})
+}
+
+func TestPluginReportsOfSuspects(t *testing.T) {
+	waitProfile(t, "default", func(p *evenkeel.NetworkProfile) bool { return ready(p) != nil })
+	ns := newNamespace(t, nil)
+	here, elsewhere := runningPod(t, labelledPod(ns), "127.0.0.1"), runningPod(t, labelledPod(ns), "192.0.2.7")
+	said := func(ctx context.Context, pod *corev1.Pod) (string, error) {
+		err := admin.Get(ctx, client.ObjectKeyFromObject(pod), pod)
+		return pod.Annotations[evenkeel.SuspectsKey], err
+	}
+	const link = `{"class":"link","host":"n3","device":"eth0","confidence":0.9,"for_s":1}`
+	// Of the other pod it is sent as often, and counts nothing.
+	suspect(t, "the pod says whom its job waits for", string(here.UID), link, func(ctx context.Context) (bool, error) {
+		value, err := said(ctx, here)
+		return strings.Contains(value, `"host":"n3"`) && strings.Contains(value, "7 of 8 ranks wait"), err
+	})
+	short := 0
+	suspect(t, "some reports are sent from another address", string(elsewhere.UID), link, func(context.Context) (bool, error) {
+		short++
+		return short > 5, nil
+	})
+	suspect(t, "it is over", string(here.UID), "", func(ctx context.Context) (bool, error) {
+		value, err := said(ctx, here)
+		return value == "", err
+	})
+	if value, err := said(t.Context(), elsewhere); value != "" || err != nil {
+		t.Errorf("a forged report: %q %v", value, err)
+	}
+	if here.Annotations[evenkeel.PluginStatusKey] != evenkeel.PluginNotReported {
+		t.Errorf("its status is %q", here.Annotations[evenkeel.PluginStatusKey])
 	}
 }

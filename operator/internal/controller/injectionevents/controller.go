@@ -70,7 +70,7 @@ func Cached() map[client.Object]cache.ByObject {
 // thousand, and the annotations of each say all that was injected.
 func slimmer() func(object any) (any, error) {
 	metadata := slim.NewMetadata(append(workload.JobLabels(), evenkeel.ProfileKey),
-		[]string{evenkeel.InjectedKey, evenkeel.SkippedKey, evenkeel.RDMAUnusedKey, evenkeel.PluginStatusKey})
+		[]string{evenkeel.InjectedKey, evenkeel.SkippedKey, evenkeel.RDMAUnusedKey, evenkeel.PluginStatusKey, evenkeel.SuspectsKey})
 	return func(object any) (any, error) {
 		if pod, ok := object.(*metav1.PartialObjectMetadata); ok {
 			pod.ObjectMeta = metadata.Of(pod)

@@ -1,4 +1,4 @@
-// Package pluginreports receives what the plugin reports from the pods, keeps it in an annotation of each pod, and tells jobs
+// Package pluginreports receives what the plugin reports from the pods, keeps it in annotations of each pod, and tells jobs
 // which of their pods run without it.
 package pluginreports
 
@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"time"
 
@@ -24,6 +25,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
 	"evenkeel.dev/evenkeel/operator/internal/pluginstatus"
+	"evenkeel.dev/evenkeel/operator/internal/suspects"
 )
 
 const (
@@ -36,6 +38,8 @@ const (
 	// refusedFor is how long reports for a pod are ignored after one that did not come from it, at most maxRefused of them.
 	refusedFor = 5 * time.Second
 	maxRefused = 4096
+	// suspectsInterval bounds how often suspects of one pod are written, whatever it says.
+	suspectsInterval = 10 * time.Second
 )
 
 // Receiver listens for the plugin's reports. Every replica of the controller does. A report names a pod, and counts only if it
@@ -51,16 +55,29 @@ type Receiver struct {
 	queue  chan report
 
 	mu      sync.Mutex
-	waiting map[types.UID]bool      // reports in the queue or being written
+	waiting map[subject]bool        // reports in the queue or being written
 	refused map[types.UID]time.Time // when a report of another address came for the pod
+	written map[types.UID]time.Time // when suspects that the pod named were last written
 }
 
-// A report is what a process said, and where it came from.
-type report struct {
-	pod  *metav1.PartialObjectMetadata
-	said pluginstatus.Status
-	from netip.AddrPort
+// A subject is what reports are about: an annotation of a pod.
+type subject struct {
+	pod        types.UID
+	annotation string
 }
+
+// A report is what is to be written, and where it came from.
+type report struct {
+	pod        *metav1.PartialObjectMetadata
+	annotation string
+	// value of the annotation; empty: it is removed.
+	value string
+	// outcome of the plugin's start; empty: the report is about something else, and the process waits for no answer.
+	outcome pluginstatus.Outcome
+	from    netip.AddrPort
+}
+
+func (r report) subject() subject { return subject{r.pod.UID, r.annotation} }
 
 // SetupWithManager starts the receiver with the manager, whether that leads or not.
 func (r *Receiver) SetupWithManager(mgr manager.Manager) error {
@@ -83,7 +100,7 @@ func (r *Receiver) SetupWithManager(mgr manager.Manager) error {
 
 func (r *Receiver) prepare(pods client.Reader, writer client.Writer) {
 	r.pods, r.names, r.writer, r.queue = pods, newPodNames(), writer, make(chan report, maxWaiting)
-	r.waiting, r.refused = map[types.UID]bool{}, map[types.UID]time.Time{}
+	r.waiting, r.refused, r.written = map[subject]bool{}, map[types.UID]time.Time{}, map[types.UID]time.Time{}
 }
 
 func podMetadata() *metav1.PartialObjectMetadata {
@@ -132,32 +149,79 @@ func (r *Receiver) Start(ctx context.Context) error {
 
 // receive queues a report. It returns true where the pod says so already, so that the answer needs no request.
 func (r *Receiver) receive(ctx context.Context, datagram []byte, from netip.AddrPort) bool {
+	if suspects.IsReport(datagram) {
+		r.receiveSuspects(ctx, datagram, from)
+		return false
+	}
 	uid, outcome, text, err := pluginstatus.ParseReport(datagram)
 	if err != nil {
 		return false
 	}
-	pod := podMetadata()
-	if name, known := r.names.of(types.UID(uid)); !known || r.pods.Get(ctx, name, pod) != nil || string(pod.UID) != uid {
-		return false // unknown yet, or not at all
-	}
-	before, expected := pluginstatus.Of(pod)
+	pod, before := r.reporter(ctx, uid)
 	switch {
-	case !expected:
+	case pod == nil:
 		return false
 	case before.Outcome == outcome, before.Outcome == pluginstatus.Failed:
 		return true // one process without the plugin is enough to spoil the job
 	}
+	said := pluginstatus.Status{Outcome: outcome, At: r.Clock.Now(), Text: text}
+	r.enqueue(report{pod: pod, annotation: evenkeel.PluginStatusKey, value: said.String(), outcome: outcome, from: from})
+	return false
+}
+
+// receiveSuspects queues whom the ranks of a job wait for, if that is news.
+func (r *Receiver) receiveSuspects(ctx context.Context, datagram []byte, from netip.AddrPort) {
+	uid, said, err := suspects.Parse(datagram)
+	if err != nil {
+		return
+	}
+	pod, _ := r.reporter(ctx, uid)
+	if pod == nil {
+		return
+	}
+	now := r.Clock.Now()
+	if value, write := suspects.Next(pod, said, now); write {
+		r.enqueue(report{pod: pod, annotation: evenkeel.SuspectsKey, value: value, from: from})
+	}
+}
+
+// reporter returns the pod with that UID, and what it reported before; nil: no pod is known that may report.
+func (r *Receiver) reporter(ctx context.Context, uid string) (*metav1.PartialObjectMetadata, pluginstatus.Status) {
+	pod := podMetadata()
+	if name, known := r.names.of(types.UID(uid)); !known || r.pods.Get(ctx, name, pod) != nil || string(pod.UID) != uid {
+		return nil, pluginstatus.Status{}
+	}
+	before, expected := pluginstatus.Of(pod)
+	if !expected {
+		return nil, before
+	}
+	return pod, before
+}
+
+// enqueue queues the report, unless one like it waits. What is dropped is sent again.
+func (r *Receiver) enqueue(next report) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.waiting[pod.UID] || r.Clock.Now().Sub(r.refused[pod.UID]) < refusedFor {
-		return false
+	now := r.Clock.Now()
+	switch {
+	case r.waiting[next.subject()], now.Sub(r.refused[next.pod.UID]) < refusedFor:
+		return
+	case next.annotation == evenkeel.SuspectsKey && next.value != "" && now.Sub(r.written[next.pod.UID]) < suspectsInterval:
+		return
 	}
 	select {
-	case r.queue <- report{pod, pluginstatus.Status{Outcome: outcome, At: r.Clock.Now(), Text: text}, from}:
-		r.waiting[pod.UID] = true
-	default: // it will be sent again
+	case r.queue <- next:
+		r.waiting[next.subject()] = true
+	default:
 	}
-	return false
+}
+
+// note keeps a time of a pod, in a map of a bounded size.
+func note(times map[types.UID]time.Time, pod types.UID, now time.Time) {
+	if len(times) >= maxRefused {
+		clear(times)
+	}
+	times[pod] = now
 }
 
 func (r *Receiver) write(ctx context.Context, socket *net.UDPConn) {
@@ -170,15 +234,15 @@ func (r *Receiver) write(ctx context.Context, socket *net.UDPConn) {
 			recorded, refused := r.record(limited, next)
 			cancel()
 			r.mu.Lock()
-			delete(r.waiting, next.pod.UID)
+			delete(r.waiting, next.subject())
 			if refused {
-				if len(r.refused) >= maxRefused {
-					clear(r.refused)
-				}
-				r.refused[next.pod.UID] = r.Clock.Now()
+				note(r.refused, next.pod.UID, r.Clock.Now())
+			}
+			if recorded && next.annotation == evenkeel.SuspectsKey {
+				note(r.written, next.pod.UID, r.Clock.Now())
 			}
 			r.mu.Unlock()
-			if recorded {
+			if recorded && next.outcome != "" {
 				_, _ = socket.WriteToUDPAddrPort([]byte(next.pod.UID), next.from) // without an answer it is sent again
 			}
 		}
@@ -189,27 +253,32 @@ func (r *Receiver) write(ctx context.Context, socket *net.UDPConn) {
 // tests that, so the pod need not be read. Refused is true where the pod has another address.
 func (r *Receiver) record(ctx context.Context, next report) (recorded, refused bool) {
 	address := next.from.Addr().Unmap().WithZone("").String()
-	before := next.pod.Annotations[evenkeel.PluginStatusKey]
-	annotation := "/metadata/annotations/evenkeel.dev~1plugin-status"
+	type step struct {
+		Op    string  `json:"op"`
+		Path  string  `json:"path"`
+		Value *string `json:"value,omitempty"`
+	}
+	uid, path := string(next.pod.UID), "/metadata/annotations/"+strings.ReplaceAll(next.annotation, "/", "~1")
 	for _, field := range []string{"/status/podIP", "/status/podIPs/1/ip"} {
-		type step struct {
-			Op    string `json:"op"`
-			Path  string `json:"path"`
-			Value string `json:"value"`
+		steps := []step{{"test", "/metadata/uid", &uid}, {"test", field, &address}}
+		if before, had := next.pod.Annotations[next.annotation]; had {
+			steps = append(steps, step{"test", path, &before})
 		}
-		patch, err := json.Marshal([]step{
-			{"test", "/metadata/uid", string(next.pod.UID)},
-			{"test", field, address},
-			{"test", annotation, before},
-			{"replace", annotation, next.said.String()},
-		})
+		if next.value != "" {
+			steps = append(steps, step{"add", path, &next.value})
+		} else {
+			steps = append(steps, step{Op: "remove", Path: path})
+		}
+		patch, err := json.Marshal(steps)
 		if err != nil {
 			return false, false
 		}
 		err = r.writer.Patch(ctx, next.pod, client.RawPatch(types.JSONPatchType, patch))
 		switch {
 		case err == nil:
-			metrics.Pod(map[pluginstatus.Outcome]string{pluginstatus.Loaded: metrics.PluginLoaded, pluginstatus.Failed: metrics.PluginFailed}[next.said.Outcome])
+			if result := map[pluginstatus.Outcome]string{pluginstatus.Loaded: metrics.PluginLoaded, pluginstatus.Failed: metrics.PluginFailed}[next.outcome]; result != "" {
+				metrics.Pod(result)
+			}
 			return true, false
 		case !apierrors.IsInvalid(err):
 			return false, false // such as a pod that is gone, or an API server that is away

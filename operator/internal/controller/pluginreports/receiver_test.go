@@ -92,7 +92,7 @@ func TestPluginReportsFindPodByUID(t *testing.T) {
 	}
 	r.names.OnDelete(cache.DeletedFinalStateUnknown{Key: "n/worker-0", Obj: before})
 	cluster["worker-0"] = after
-	if delete(r.waiting, before.UID); taken("uid-1") {
+	if delete(r.waiting, subject{before.UID, evenkeel.PluginStatusKey}); taken("uid-1") {
 		t.Error("a pod that is gone has reported")
 	}
 	r.names.OnAdd(after, false)
@@ -104,5 +104,57 @@ func TestPluginReportsFindPodByUID(t *testing.T) {
 	r.names.OnDelete(changed)
 	if len(r.names.named) != 0 {
 		t.Errorf("%v are known, and no pods are there", r.names.named)
+	}
+}
+
+// What a rank says about others costs a request when it changes, and one a minute at most while it stands.
+func TestPluginReportsOfSuspectsAreRateLimited(t *testing.T) {
+	pod := silentPod("worker-0", "uid-1")
+	plain := silentPod("plain", "uid-2")
+	plain.Annotations = nil
+	now := clocktesting.NewFakePassiveClock(time.Date(2026, 11, 25, 10, 0, 0, 0, time.UTC))
+	r := &Receiver{Clock: now}
+	r.prepare(pods{"worker-0": pod, "plain": plain}, nil)
+	r.names.OnAdd(pod, true)
+	r.names.OnAdd(plain, true)
+	// says sends a report, and returns whether it is to be written. What is written is on the pod then.
+	says := func(uid, host string) bool {
+		list := ""
+		if host != "" {
+			list = fmt.Sprintf(`{"class":"link","host":%q}`, host)
+		}
+		datagram := fmt.Appendf(nil, "evenkeel-verdict 1\n%s\n{\"ranks\":8,\"text\":\"words\",\"suspects\":[%s]}\n", uid, list)
+		if r.receive(t.Context(), datagram, netip.MustParseAddrPort("10.0.0.1:5")) {
+			t.Error("it is answered")
+		}
+		select {
+		case next := <-r.queue:
+			delete(r.waiting, next.subject())
+			if pod.Annotations[next.annotation] = next.value; next.value == "" {
+				delete(pod.Annotations, next.annotation)
+			}
+			note(r.written, pod.UID, now.Now())
+			return true
+		default:
+			return false
+		}
+	}
+	for _, step := range []struct {
+		after time.Duration
+		host  string
+		want  bool
+	}{{0, "", false}, {0, "n1", true}, {5 * time.Second, "n1", false}, {0, "n2", false}, {5 * time.Second, "n2", true}, {9 * time.Second, "n1", false},
+		{0, "", true}, {0, "", false}, {5 * time.Second, "n1", false}, {5 * time.Second, "n1", true}, {59 * time.Second, "n1", false}, {time.Second, "n1", true}} {
+		now.SetTime(now.Now().Add(step.after))
+		if got := says("uid-1", step.host); got != step.want {
+			t.Errorf("after %s, %q: written %t, want %t", step.after, step.host, got, step.want)
+		}
+	}
+	if says("uid-2", "n1") || says("uid-3", "n1") {
+		t.Error("a pod without a profile, or one that does not exist, names somebody")
+	}
+	says("uid-1", "n 1")
+	if len(r.queue) != 0 {
+		t.Error("an invalid one is written")
 	}
 }
