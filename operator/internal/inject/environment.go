@@ -16,9 +16,11 @@ const (
 	// networkName is the plugin's own name for itself, which NCCL compares with networkEnv.
 	networkName = "Evenkeel"
 	collNetEnv  = "NCCL_COLLNET_ENABLE"
+	// nodeEnv is the node's name, so that what is said about a slow job names nodes and not pods.
+	nodeEnv = "EVENKEEL_NODE"
 )
 
-// addEnvironment sets the profile's variables. Variables that the container sets itself stay.
+// addEnvironment sets the profile's variables and the node's name. Variables that the container sets itself stay.
 func addEnvironment(in *injection) error {
 	r := in.resolved
 	for _, t := range in.targets {
@@ -33,6 +35,10 @@ func addEnvironment(in *injection) error {
 				continue // it has another plugin, and NCCL would find no network
 			}
 			t.setEnv(name, r.Environment[name], false)
+		}
+		if !slices.ContainsFunc(t.Env, func(e corev1.EnvVar) bool { return e.Name == nodeEnv }) {
+			node := &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "spec.nodeName"}}
+			t.Env = append(t.Env, corev1.EnvVar{Name: nodeEnv, ValueFrom: node})
 		}
 	}
 	return nil

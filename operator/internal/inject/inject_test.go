@@ -34,7 +34,9 @@ func pod(containers ...corev1.Container) *corev1.Pod {
 func env(c corev1.Container) map[string]string {
 	m := map[string]string{}
 	for _, e := range c.Env {
-		m[e.Name] = e.Value
+		if e.ValueFrom == nil {
+			m[e.Name] = e.Value
+		}
 	}
 	return m
 }
@@ -251,7 +253,9 @@ func TestInjectKeepsUserEnvironment(t *testing.T) {
 	p := pod(corev1.Container{Name: "main", Env: []corev1.EnvVar{{Name: "NCCL_NET_PLUGIN", Value: "none"}, {Name: "EVENKEEL_FLOWS", ValueFrom: from}}})
 	before := p.DeepCopy()
 	apply(t, p, resolved(nil))
-	if diff := cmp.Diff(before.Spec.Containers[0].Env, p.Spec.Containers[0].Env); diff != "" {
+	if env := p.Spec.Containers[0].Env; len(env) != 3 || env[2].Name != "EVENKEEL_NODE" {
+		t.Errorf("it got %v", env)
+	} else if diff := cmp.Diff(before.Spec.Containers[0].Env, env[:2]); diff != "" {
 		t.Error(diff)
 	}
 	if got, want := p.Annotations[evenkeel.SkippedKey], "container main: sets NCCL_NET_PLUGIN itself; container main: sets EVENKEEL_FLOWS itself"; got != want {
@@ -265,6 +269,32 @@ func TestInjectKeepsUserEnvironment(t *testing.T) {
 
 // TestInjectNoFallback: NCCL 2.28 and 2.29 forget the plugin with the last communicator unless they count references, and a
 // strict profile names the plugin as the only network. A container with a plugin of its own gets neither.
+// TestInjectNodeName: processes know their node's name, unless somebody gives them another.
+func TestInjectNodeName(t *testing.T) {
+	mine := corev1.EnvVar{Name: "EVENKEEL_NODE", Value: "rack-3"}
+	node := corev1.EnvVar{Name: "EVENKEEL_NODE", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "spec.nodeName"}}}
+	for name, test := range map[string]struct {
+		container corev1.Container
+		profile   map[string]string
+		want      corev1.EnvVar
+	}{
+		"the node's":    {corev1.Container{Name: "main"}, nil, node},
+		"the user's":    {corev1.Container{Name: "main", Env: []corev1.EnvVar{mine}}, nil, mine},
+		"the profile's": {corev1.Container{Name: "main"}, map[string]string{"EVENKEEL_NODE": "rack-3"}, mine},
+	} {
+		p := apply(t, pod(test.container), resolved(func(r *Resolved) { r.Environment = test.profile }))
+		var got []corev1.EnvVar
+		for _, e := range p.Spec.Containers[0].Env {
+			if e.Name == "EVENKEEL_NODE" {
+				got = append(got, e)
+			}
+		}
+		if diff := cmp.Diff([]corev1.EnvVar{test.want}, got); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
 func TestInjectNoFallback(t *testing.T) {
 	yes := true
 	profile := &evenkeel.NetworkProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}}

@@ -75,6 +75,7 @@ func injectionProfiles() map[string]evenkeel.NetworkProfileSpec {
 				{Name: "Z", Value: `a "quoted" \ <value> $(A)`}, {Name: "EVENKEEL_FLOWS", Value: "9"}, {Name: "A", Value: ""}, {Name: "MINE", Value: "the profile's"},
 			},
 		},
+		"both-node":        {Environment: []evenkeel.EnvironmentVariable{{Name: "EVENKEEL_NODE", Value: "rack-4"}}},
 		"both-python":      {Plugin: evenkeel.PluginSpec{Delivery: evenkeel.DeliveryImageVolume, Python: evenkeel.PythonEnabled}},
 		"both-python-here": {Plugin: evenkeel.PluginSpec{Delivery: evenkeel.DeliveryPreinstalled, Path: "/usr/lib/nccl", Python: evenkeel.PythonEnabled}},
 		"both-python-more": {
@@ -153,6 +154,8 @@ func injectionCases() []injectionCase {
 		{name: "the user's variables", profile: "both-settings", change: setEnv(
 			corev1.EnvVar{Name: "A", Value: "mine"}, corev1.EnvVar{Name: "MINE", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}},
 			corev1.EnvVar{Name: "NCCL_NET", Value: "IB"}, corev1.EnvVar{Name: "NCCL_NET_PLUGIN_REF_COUNT", Value: "0"}, corev1.EnvVar{Name: "EVENKEEL_FLOWS", Value: "9"})},
+		{name: "another name of the node", profile: "both-settings", change: setEnv(corev1.EnvVar{Name: "EVENKEEL_NODE", Value: "rack-3"})},
+		{name: "the node's name from the profile", profile: "both-node"},
 		{name: "the Python package", profile: "both-python"},
 		{name: "the Python package that is preinstalled", profile: "both-python-here"},
 		{name: "the Python package beside the user's", profile: "both-python", change: setEnv(corev1.EnvVar{Name: "X", Value: "1"}, corev1.EnvVar{Name: "PYTHONPATH", Value: "/src"})},
