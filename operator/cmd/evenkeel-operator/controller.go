@@ -30,6 +30,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
 	"evenkeel.dev/evenkeel/operator/internal/controller/pluginreports"
 	"evenkeel.dev/evenkeel/operator/internal/controller/reductionservice"
+	"evenkeel.dev/evenkeel/operator/internal/controller/suspicions"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
 	"evenkeel.dev/evenkeel/operator/internal/nodeuse"
 	"evenkeel.dev/evenkeel/operator/internal/uninstall"
@@ -153,6 +154,7 @@ func (c *controllerRole) run(ctx context.Context) error {
 	if c.reportAddress != "0" {
 		controllers["pluginreports-receiver"] = &pluginreports.Receiver{Address: c.reportAddress, Clock: clock.RealClock{}}
 		controllers["pluginreports"] = &pluginreports.Reconciler{Clock: clock.RealClock{}, Times: pluginreports.DefaultTimes}
+		controllers["suspicions"] = &suspicions.Reconciler{Clock: clock.RealClock{}}
 	}
 	if c.jobKeys {
 		controllers["jobkey"] = &jobkey.Reconciler{KindPoll: kindPoll}

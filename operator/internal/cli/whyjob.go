@@ -142,6 +142,9 @@ func explainOther(ctx context.Context, cluster client.Client, object *unstructur
 	if err := explainPods(pods, out); err != nil {
 		return err
 	}
+	if err := explainSuspects(pods, out, now); err != nil {
+		return err
+	}
 	if err := explainWaits(ctx, cluster, object, pods, out, now); err != nil {
 		return err
 	}
@@ -168,6 +171,9 @@ func explainJob(ctx context.Context, cluster client.Client, job *unstructured.Un
 		return err
 	}
 	if err := explainPods(pods, out); err != nil {
+		return err
+	}
+	if err := explainSuspects(pods, out, now); err != nil {
 		return err
 	}
 	if err := explainWaits(ctx, cluster, job, pods, out, now); err != nil {

@@ -54,13 +54,16 @@ var (
 	gatedSince = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "evenkeel_gated_job_oldest_timestamp_seconds", Help: "Time since which that one of them waits that has waited the longest; absent if none does.",
 	}, []string{"controller"})
+	suspected = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "evenkeel_suspects_total", Help: "What running jobs said that they wait for, by class: late, a process; link, a card of a node; path, what is between two nodes. Each is counted when it begins.",
+	}, []string{"class"})
 	sentinelEvents = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "evenkeel_nvsentinel_events_total", Help: "Health events for NVSentinel: sent, or failed, if its platform connector did not accept one. It is sent again.",
 	}, []string{"result"})
 )
 
 func init() {
-	metrics.Registry.MustRegister(checks, checkSeconds, runs, pods, jobs, gatedJobs, gatedSince, sentinelEvents)
+	metrics.Registry.MustRegister(checks, checkSeconds, runs, pods, jobs, gatedJobs, gatedSince, suspected, sentinelEvents)
 	// A series that starts with its first event hides that event from rate().
 	for _, v := range []evenkeel.Verdict{evenkeel.VerdictPass, evenkeel.VerdictFail, evenkeel.VerdictInconclusive} {
 		checks.WithLabelValues(string(v))
@@ -75,6 +78,9 @@ func init() {
 	}
 	for _, result := range []string{Injected, Refused, Skipped, AvoidedNodes} {
 		jobs.WithLabelValues(result)
+	}
+	for _, class := range []evenkeel.SuspectClass{evenkeel.SuspectLate, evenkeel.SuspectLink, evenkeel.SuspectPath} {
+		suspected.WithLabelValues(string(class))
 	}
 	for _, result := range []string{EventSent, EventFailed} {
 		sentinelEvents.WithLabelValues(result)
@@ -99,6 +105,9 @@ func Pod(result string) { pods.WithLabelValues(result).Inc() }
 
 // Job counts a job: Injected, Refused, Skipped or AvoidedNodes.
 func Job(result string) { jobs.WithLabelValues(result).Inc() }
+
+// Suspected counts what a job has begun to wait for.
+func Suspected(class evenkeel.SuspectClass) { suspected.WithLabelValues(string(class)).Inc() }
 
 // NVSentinelEvent counts an event for NVSentinel: EventSent or EventFailed.
 func NVSentinelEvent(result string) { sentinelEvents.WithLabelValues(result).Inc() }

@@ -170,6 +170,26 @@ func (s *Suspect) Key() string {
 	return fmt.Sprintf("%s %s", s.Class, s.Host)
 }
 
+// Words name the suspect, as in "link, card eth0 of n3".
+func (s *Suspect) Words() string {
+	at := func(p Place) string {
+		switch {
+		case s.Class == evenkeel.SuspectLate && p.Rank != nil:
+			return fmt.Sprintf("rank %d on %s", *p.Rank, p.Host)
+		case s.Class == evenkeel.SuspectLate:
+			return "a process on " + p.Host
+		case p.Device != "":
+			return fmt.Sprintf("card %s of %s", p.Device, p.Host)
+		}
+		return p.Host
+	}
+	words := string(s.Class) + ", " + at(s.Place)
+	if s.Class == evenkeel.SuspectPath && s.Peer != nil {
+		words += " to " + at(*s.Peer)
+	}
+	return words
+}
+
 // Places are where the suspect may be: a path has two ends.
 func (s *Suspect) Places() []Place {
 	if s.Class == evenkeel.SuspectPath && s.Peer != nil {

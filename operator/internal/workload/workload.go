@@ -131,6 +131,12 @@ func GangOf(pod metav1.Object) corev1.ObjectReference {
 	return job
 }
 
+// SameJob reports whether the pods belong to the same job.
+func SameJob(a, b metav1.Object) bool {
+	one, other := GangOf(a), GangOf(b)
+	return one.Namespace == other.Namespace && one.Kind == other.Kind && one.Name == other.Name && one.UID == other.UID
+}
+
 // GangSelector selects the pods of a gang whose own annotation asked for a profile, among those of its namespace; nil: only the pod itself
 // is known to be of it.
 func GangSelector(pod metav1.Object) map[string]string {
@@ -146,14 +152,21 @@ func GangSelector(pod metav1.Object) map[string]string {
 // JobLabels are the labels of pods that JobOf reads.
 func JobLabels() []string { return []string{jobSetName, jobSetUID} }
 
-// GangLabels are the labels of pods that GangOf and GangSelector read.
-func GangLabels() []string {
-	read := append(JobLabels(), evenkeel.OwnerKey)
+// SameJobLabels are the labels of pods that SameJob and GangOf read.
+func SameJobLabels() []string {
+	read := JobLabels()
 	for _, k := range kinds {
 		if k.podLabel != "" {
 			read = append(read, k.podLabel)
 		}
 	}
+	slices.Sort(read)
+	return read
+}
+
+// GangLabels are the labels of pods that GangOf and GangSelector read.
+func GangLabels() []string {
+	read := append(SameJobLabels(), evenkeel.OwnerKey)
 	slices.Sort(read)
 	return read
 }

@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 )
 
@@ -199,5 +200,32 @@ func TestJobOfPod(t *testing.T) {
 		if got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
+	}
+}
+
+func TestWorkloadSameJob(t *testing.T) {
+	yes := true
+	pod := func(namespace, kind, owner string, labels map[string]string) *metav1.PartialObjectMetadata {
+		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Labels: labels, OwnerReferences: []metav1.OwnerReference{
+			{APIVersion: "apps/v1", Kind: kind, Name: owner, UID: types.UID("uid of " + owner), Controller: &yes},
+		}}}
+	}
+	group := map[string]string{"leaderworkerset.sigs.k8s.io/name": "llama"}
+	leader := pod("ml", "StatefulSet", "llama", group)
+	for name, test := range map[string]struct {
+		other *metav1.PartialObjectMetadata
+		want  bool
+	}{
+		"a worker, of another StatefulSet":  {pod("ml", "StatefulSet", "llama-0", group), true},
+		"one of another namespace":          {pod("other", "StatefulSet", "llama-0", group), false},
+		"one of another LeaderWorkerSet":    {pod("ml", "StatefulSet", "llama", map[string]string{"leaderworkerset.sigs.k8s.io/name": "mistral"}), false},
+		"one of a StatefulSet of that name": {pod("ml", "StatefulSet", "llama", nil), false},
+	} {
+		if got := SameJob(leader, test.other); got != test.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+	if a := pod("ml", "ReplicaSet", "a", nil); SameJob(a, pod("ml", "ReplicaSet", "b", nil)) || !SameJob(a, pod("ml", "ReplicaSet", "a", nil)) {
+		t.Error("pods of one owner are of one job, and of two are not")
 	}
 }

@@ -152,6 +152,23 @@ func TestKubectlPluginWhyJob(t *testing.T) {
 		"the plugin refused to start, so NCCL does without: EVENKEEL_FLOWS=many", "it is suspended, but not by Evenkeel", "gate example.com/gate", "Its pods avoid\n  why-0"}
 	plugin(t, config, cli.ExitPass, "why llama", words...)
 	plugin(t, config, cli.ExitPass, "why job/llama -n default", words...)
+	text := `{"since":"2026-11-25T10:00:00Z","recorded":"2026-11-25T10:00:41Z","at":%q,"ranks":8,"text":"7 of 8 ranks wait for card eth1 of n3","suspects":[{"class":"link","host":"n3","device":"eth1","confidence":0.9}]}`
+	says := func(at time.Time) {
+		t.Helper()
+		patch := fmt.Sprintf(`{"metadata": {"annotations": {"evenkeel.dev/suspects": %q}}}`, fmt.Sprintf(text, at.UTC().Format(time.RFC3339)))
+		if err := admin.Patch(t.Context(), pod.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(patch))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := admin.Status().Patch(t.Context(), pod.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(`{"status": {"phase": "Running"}}`))); err != nil {
+		t.Fatal(err)
+	}
+	says(time.Now())
+	plugin(t, config, cli.ExitPass, "why llama", "Its ranks wait, since 2026-11-25 10:00:00 UTC", "7 of 8 ranks wait for card eth1 of n3", "link, card eth1 of n3: confidence 90 %")
+	says(time.Now().Add(-time.Hour))
+	if out := plugin(t, config, cli.ExitPass, "why llama"); strings.Contains(out, "Its ranks wait") {
+		t.Errorf("nobody has said so for an hour:\n%s", out)
+	}
 	plugin(t, config, cli.ExitPass, "why plain", "has no annotation evenkeel.dev/profile")
 	plugin(t, config, cli.ExitError, "why another", `PyTorchJob named "another"`)
 	plugin(t, config, cli.ExitError, "why cronjob/llama", `"llama" not found`)

@@ -69,7 +69,7 @@ func Cached() map[client.Object]cache.ByObject {
 // slimmer returns a function that reduces a pod to what its Events and the plugin's reports are made of: a cluster may have a hundred
 // thousand, and the annotations of each say all that was injected.
 func slimmer() func(object any) (any, error) {
-	metadata := slim.NewMetadata(append(workload.JobLabels(), evenkeel.ProfileKey),
+	metadata := slim.NewMetadata(append(workload.SameJobLabels(), evenkeel.ProfileKey),
 		[]string{evenkeel.InjectedKey, evenkeel.SkippedKey, evenkeel.RDMAUnusedKey, evenkeel.PluginStatusKey, evenkeel.SuspectsKey})
 	return func(object any) (any, error) {
 		if pod, ok := object.(*metav1.PartialObjectMetadata); ok {

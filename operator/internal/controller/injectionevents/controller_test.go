@@ -147,8 +147,8 @@ func TestInjectionEventsNodesAvoided(t *testing.T) {
 func TestPodsInMemoryHaveTheseFieldsOnly(t *testing.T) {
 	whole := &metav1.PartialObjectMetadata{}
 	slimtest.Fill(whole)
-	whole.Labels = slimtest.Texts(append(workload.JobLabels(), evenkeel.ProfileKey)...)
-	whole.Annotations = slimtest.Texts(evenkeel.InjectedKey, evenkeel.SkippedKey, evenkeel.RDMAUnusedKey, evenkeel.PluginStatusKey)
+	whole.Labels = slimtest.Texts(append(workload.SameJobLabels(), evenkeel.ProfileKey)...)
+	whole.Annotations = slimtest.Texts(evenkeel.InjectedKey, evenkeel.SkippedKey, evenkeel.RDMAUnusedKey, evenkeel.PluginStatusKey, evenkeel.SuspectsKey)
 	if all := slimtest.Fields(whole); !slices.Contains(all, "ManagedFields[].Manager") {
 		t.Fatalf("fields are not set: %q", all)
 	}
@@ -157,13 +157,13 @@ func TestPodsInMemoryHaveTheseFieldsOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]string{
-		"APIVersion", "Annotations[evenkeel.dev/injected]", "Annotations[evenkeel.dev/plugin-status]", "Annotations[evenkeel.dev/rdma-unused]", "Annotations[evenkeel.dev/skipped]",
-		"CreationTimestamp", "DeletionTimestamp", "Kind", "Labels[evenkeel.dev/profile]", "Labels[jobset.sigs.k8s.io/jobset-name]", "Labels[jobset.sigs.k8s.io/jobset-uid]", "Name", "Namespace",
+		"APIVersion", "Annotations[evenkeel.dev/injected]", "Annotations[evenkeel.dev/plugin-status]", "Annotations[evenkeel.dev/rdma-unused]", "Annotations[evenkeel.dev/skipped]", "Annotations[evenkeel.dev/suspects]",
+		"CreationTimestamp", "DeletionTimestamp", "Kind", "Labels[evenkeel.dev/profile]", "Labels[jobset.sigs.k8s.io/jobset-name]", "Labels[jobset.sigs.k8s.io/jobset-uid]", "Labels[leaderworkerset.sigs.k8s.io/name]", "Name", "Namespace",
 		"OwnerReferences[].APIVersion", "OwnerReferences[].Controller", "OwnerReferences[].Kind", "OwnerReferences[].Name", "OwnerReferences[].UID", "ResourceVersion", "UID",
 	}, slimtest.Fields(got)); diff != "" {
 		t.Errorf("fields that are kept (-want +got):\n%s", diff)
 	}
-	if want, is := workload.JobOf(whole), workload.JobOf(got.(*metav1.PartialObjectMetadata)); is != want || want.Kind != "JobSet" {
+	if want, is := workload.JobOf(whole), workload.JobOf(got.(*metav1.PartialObjectMetadata)); is != want || want.Kind != "JobSet" || !workload.SameJob(whole, got.(*metav1.PartialObjectMetadata)) {
 		t.Errorf("the job is %+v, want %+v", is, want)
 	}
 }

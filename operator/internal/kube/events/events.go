@@ -56,6 +56,13 @@ func Again(about corev1.ObjectReference, severity, reason, message string, since
 	return e
 }
 
+// Once is New for what is said in other words each time, such as with figures: events of one key are the same.
+func Once(about corev1.ObjectReference, severity, reason, message, key string, at time.Time) *corev1.Event {
+	e := New(about, severity, reason, key, at)
+	e.Message = text.Clip(message, maxMessage)
+	return e
+}
+
 // Write creates the Events, and counts those that exist already and have happened again since. In a terminating namespace nothing
 // happens.
 func Write(ctx context.Context, c client.Writer, list ...*corev1.Event) error {

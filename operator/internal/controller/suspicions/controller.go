@@ -1,0 +1,210 @@
+// Package suspicions tells people whom running jobs wait for: by Events on the job, and on the nodes that the job names. What a job
+// says of a node counts only if the job has a pod there.
+package suspicions
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/kube/events"
+	"evenkeel.dev/evenkeel/operator/internal/metrics"
+	"evenkeel.dev/evenkeel/operator/internal/suspects"
+	"evenkeel.dev/evenkeel/operator/internal/workload"
+)
+
+// Reasons of the Events.
+const (
+	// ReasonJobWaits is that of the Event on the job.
+	ReasonJobWaits = "EvenkeelJobWaits"
+	// ReasonNodeSuspected is that of the Event on a node whose network a job names.
+	ReasonNodeSuspected = "EvenkeelNodeSuspected"
+	// ReasonProcessLate is that of the Event on a node where a process is late: its network is not at fault.
+	ReasonProcessLate = "EvenkeelProcessLate"
+)
+
+// maxTold is the maximum number of jobs remembered. Then all are forgotten, which costs some requests for each.
+const maxTold = 4096
+
+// Reconciler looks after what jobs say while they run. It watches metadata of pods only.
+type Reconciler struct {
+	Clock clock.PassiveClock
+
+	client client.Client
+	live   client.Reader
+	// told has what was last told of each job. It saves requests.
+	told map[types.NamespacedName]telling
+}
+
+// A telling is what was told of a job.
+type telling struct {
+	key    string
+	nodes  []accusation
+	events bool // they are written
+}
+
+// An accusation is what a job says about a node on which it has a pod.
+type accusation struct {
+	node  string
+	class evenkeel.SuspectClass
+}
+
+// SetupWithManager starts the controller with the manager.
+func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
+	c.client, c.live, c.told = mgr.GetClient(), mgr.GetAPIReader(), map[types.NamespacedName]telling{}
+	add := func(queue workqueue.TypedRateLimitingInterface[reconcile.Request], pod client.Object) {
+		queue.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: pod.GetNamespace(), Name: string(workload.JobOf(pod).UID)}})
+	}
+	said := func(pod client.Object) string { return pod.GetAnnotations()[evenkeel.SuspectsKey] }
+	return builder.ControllerManagedBy(mgr).Named("suspicions").
+		WatchesMetadata(&corev1.Pod{}, handler.Funcs{
+			CreateFunc: func(_ context.Context, e event.CreateEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+				if said(e.Object) != "" {
+					add(queue, e.Object)
+				}
+			},
+			UpdateFunc: func(_ context.Context, e event.UpdateEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+				if said(e.ObjectOld) != said(e.ObjectNew) {
+					add(queue, e.ObjectNew)
+				}
+			},
+			DeleteFunc: func(_ context.Context, e event.DeleteEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+				if said(e.Object) != "" {
+					add(queue, e.Object)
+				}
+			},
+		}).
+		Complete(c)
+}
+
+// Reconcile looks after one job, whose UID is the request's name.
+func (c *Reconciler) Reconcile(ctx context.Context, job reconcile.Request) (reconcile.Result, error) {
+	pods := &metav1.PartialObjectMetadataList{}
+	pods.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
+	// They are the cache's own, and only read.
+	if err := c.client.List(ctx, pods, client.InNamespace(job.Namespace), client.UnsafeDisableDeepCopy); err != nil {
+		return reconcile.Result{}, fmt.Errorf("list pods: %w", err)
+	}
+	now := c.Clock.Now()
+	reporter, standing := newest(pods.Items, types.UID(job.Name), now)
+	if standing == nil {
+		delete(c.told, job.NamespacedName)
+		return reconcile.Result{}, nil
+	}
+	told, err := c.tell(ctx, job.NamespacedName, reporter, standing, pods.Items)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	if len(c.told) >= maxTold {
+		clear(c.told)
+	}
+	c.told[job.NamespacedName] = told
+	return reconcile.Result{RequeueAfter: max(standing.At.Add(suspects.Lifetime).Sub(now), time.Second)}, nil
+}
+
+// newest returns what the job's pods last said, and which of them; nil: nothing that still counts.
+func newest(pods []metav1.PartialObjectMetadata, job types.UID, now time.Time) (reporter *metav1.PartialObjectMetadata, said *suspects.Standing) {
+	for i := range pods {
+		pod := &pods[i]
+		if pod.Annotations[evenkeel.SuspectsKey] == "" || workload.JobOf(pod).UID != job {
+			continue
+		}
+		if s, ok := suspects.Of(pod, now); ok && (said == nil || s.At.After(said.At)) {
+			reporter, said = pod, s
+		}
+	}
+	return reporter, said
+}
+
+// tell writes the Events, once for each change.
+func (c *Reconciler) tell(ctx context.Context, job types.NamespacedName, reporter *metav1.PartialObjectMetadata, said *suspects.Standing, pods []metav1.PartialObjectMetadata) (telling, error) {
+	next := telling{key: fmt.Sprintf("%s%d", said.Key(), said.Recorded.Unix())}
+	if before := c.told[job]; before.key == next.key && before.events {
+		return before, nil
+	}
+	for i := range said.Suspects {
+		for _, place := range said.Suspects[i].Places() {
+			node, err := c.nodeOf(ctx, place, reporter, pods)
+			if err != nil {
+				return next, err
+			}
+			a := accusation{node, said.Suspects[i].Class}
+			if node != "" && !slices.Contains(next.nodes, a) {
+				next.nodes = append(next.nodes, a)
+			}
+		}
+	}
+	about := workload.JobOf(reporter)
+	var all []*corev1.Event
+	for _, a := range next.nodes {
+		node := &corev1.Node{}
+		if err := c.client.Get(ctx, client.ObjectKey{Name: a.node}, node); client.IgnoreNotFound(err) != nil {
+			return next, fmt.Errorf("read node %s: %w", a.node, err)
+		}
+		if node.Name == "" {
+			continue // it was deleted
+		}
+		severity, reason := corev1.EventTypeWarning, ReasonNodeSuspected
+		if a.class == evenkeel.SuspectLate {
+			severity, reason = corev1.EventTypeNormal, ReasonProcessLate
+		}
+		object := corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}
+		message := fmt.Sprintf("%s %s/%s: %s", about.Kind, about.Namespace, about.Name, said.Text)
+		all = append(all, events.Once(object, severity, reason, message, string(about.UID)+next.key, said.Recorded))
+	}
+	all = append(all, events.Once(about, corev1.EventTypeWarning, ReasonJobWaits, said.Text, next.key, said.Recorded))
+	if err := events.Write(ctx, c.client, all...); err != nil {
+		return next, err
+	}
+	for i := range said.Suspects {
+		if c.Clock.Now().Sub(said.Recorded) < suspects.Lifetime { // a controller that starts has not heard of it first
+			metrics.Suspected(said.Suspects[i].Class)
+		}
+	}
+	next.events = true
+	return next, nil
+}
+
+// nodeOf returns the node of a process that the reporter names; empty: its job has no pod there. The name of the process's pod counts.
+// A process that does not know it has the node's name only.
+func (c *Reconciler) nodeOf(ctx context.Context, place suspects.Place, reporter *metav1.PartialObjectMetadata, pods []metav1.PartialObjectMetadata) (string, error) {
+	if place.Pod != "" {
+		at := slices.IndexFunc(pods, func(p metav1.PartialObjectMetadata) bool {
+			return string(p.UID) == place.Pod && workload.SameJob(&p, reporter)
+		})
+		if at < 0 {
+			return "", nil
+		}
+		pod := &corev1.Pod{} // only metadata is cached
+		if err := c.live.Get(ctx, client.ObjectKeyFromObject(&pods[at]), pod); err != nil {
+			return "", client.IgnoreNotFound(err)
+		}
+		if pod.UID != pods[at].UID {
+			return "", nil
+		}
+		return pod.Spec.NodeName, nil
+	}
+	there := &metav1.PartialObjectMetadataList{}
+	there.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
+	if err := c.live.List(ctx, there, client.InNamespace(reporter.Namespace), client.MatchingFields{"spec.nodeName": place.Host}); err != nil {
+		return "", fmt.Errorf("list the pods on node %s: %w", place.Host, err)
+	}
+	if slices.ContainsFunc(there.Items, func(p metav1.PartialObjectMetadata) bool { return workload.SameJob(&p, reporter) }) {
+		return place.Host, nil
+	}
+	return "", nil
+}
