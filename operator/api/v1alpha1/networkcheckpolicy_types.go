@@ -52,6 +52,11 @@ type NetworkCheckPolicySpec struct {
 	// +kubebuilder:default={taint:Disabled}
 	OnFail OnFailSpec `json:"onFail,omitzero"`
 
+	// onSuspicion says what happens to nodes whose network a running job suspects.
+	// +optional
+	// +kubebuilder:default={avoid:Disabled}
+	OnSuspicion OnSuspicionSpec `json:"onSuspicion,omitzero"`
+
 	// gate says how long jobs wait for their nodes to be proven. It goes with triggers.jobStart.
 	// +optional
 	// +kubebuilder:default={onTimeout:Start}
@@ -95,6 +100,11 @@ type TriggerSpec struct {
 	// +optional
 	// +kubebuilder:default=Enabled
 	JobEnd Switch `json:"jobEnd,omitempty"`
+
+	// suspicions is Enabled (the default) to check nodes whose network a job suspected while it ran, when the job has ended.
+	// +optional
+	// +kubebuilder:default=Enabled
+	Suspicions Switch `json:"suspicions,omitempty"`
 
 	// jobStart is Enabled to gate jobs of the profile that check.profileName names. They start when proven nodes have room for their
 	// pods, or none is left that could be checked; as many nodes as they lack are checked. Default: Disabled.
@@ -167,6 +177,17 @@ type OnFailSpec struct {
 	// +kubebuilder:validation:Maximum=100
 	// +kubebuilder:default=20
 	MaxUnhealthyPercent *int32 `json:"maxUnhealthyPercent,omitempty"`
+}
+
+// OnSuspicionSpec says what happens to nodes whose network a running job suspects. No node fails by a job's word alone.
+//
+// +kubebuilder:validation:MinProperties=1
+type OnSuspicionSpec struct {
+	// avoid is Enabled to take a suspected node for unproven until a check clears it: new jobs prefer others, and gated jobs wait for
+	// its check. Default: Disabled.
+	// +optional
+	// +kubebuilder:default=Disabled
+	Avoid Switch `json:"avoid,omitempty"`
 }
 
 // NetworkCheckPolicyStatus is what the controller observes.

@@ -79,7 +79,73 @@ type NodeNetworkHealthStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=20
 	History []HealthResult `json:"history,omitempty"`
+
+	// suspicions are what jobs said about the node's network while they ran, newest first. They are no verdicts: a check confirms or
+	// clears them when the job has ended.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=8
+	Suspicions []Suspicion `json:"suspicions,omitempty"`
 }
+
+// Suspicion is what a job said about the network of a node on which it had a pod.
+type Suspicion struct {
+	// job is the one whose ranks waited.
+	// +required
+	Job SuspiciousJob `json:"job,omitzero"`
+
+	// class is link, a card of the node, or path, what is between it and another node.
+	// +required
+	Class SuspectClass `json:"class,omitempty"`
+
+	// since is when the job began to wait.
+	// +required
+	Since metav1.Time `json:"since,omitzero"`
+
+	// confidencePercent is how sure the job's ranks were.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=100
+	ConfidencePercent *int32 `json:"confidencePercent,omitempty"`
+
+	// message is the sentence of the job's ranks.
+	// +optional
+	// +kubebuilder:validation:MaxLength=300
+	Message string `json:"message,omitempty"`
+
+	// withdrawnTime is when the job no longer said so, while it ran.
+	// +optional
+	WithdrawnTime *metav1.Time `json:"withdrawnTime,omitempty"`
+
+	// jobEndTime is when all pods of the job had terminated. From then on a check may test the node.
+	// +optional
+	JobEndTime *metav1.Time `json:"jobEndTime,omitempty"`
+}
+
+// SuspiciousJob names the job of a suspicion.
+type SuspiciousJob struct {
+	// namespace, kind and name of the job.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace,omitempty"`
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Kind string `json:"kind,omitempty"`
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name,omitempty"`
+	// uid of what controls the job's pods.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	UID string `json:"uid,omitempty"`
+}
+
+// MaxSuspicions is the number of suspicions that a NodeNetworkHealth keeps.
+const MaxSuspicions = 8
 
 // Baseline is the usual bandwidth of a node.
 //

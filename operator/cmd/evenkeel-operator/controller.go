@@ -39,6 +39,8 @@ import (
 const (
 	// checkPoll is the interval at which a running check's pods are read. The end of a run is watched; reasons of waiting are polled.
 	checkPoll = 3 * time.Second
+	// suspicionPoll is the interval at which the pods of a job are read that suspects a node's network: they may have terminated.
+	suspicionPoll = 10 * time.Second
 	// kindPoll is the interval at which the cluster is asked for kinds of jobs that were installed meanwhile.
 	kindPoll = 10 * time.Second
 	// releaseTimeout bounds the release of everything that waits, and is less than the pod's grace period. readTimeout bounds the
@@ -154,7 +156,7 @@ func (c *controllerRole) run(ctx context.Context) error {
 	if c.reportAddress != "0" {
 		controllers["pluginreports-receiver"] = &pluginreports.Receiver{Address: c.reportAddress, Clock: clock.RealClock{}}
 		controllers["pluginreports"] = &pluginreports.Reconciler{Clock: clock.RealClock{}, Times: pluginreports.DefaultTimes}
-		controllers["suspicions"] = &suspicions.Reconciler{Clock: clock.RealClock{}}
+		controllers["suspicions"] = &suspicions.Reconciler{Clock: clock.RealClock{}, Poll: suspicionPoll}
 	}
 	if c.jobKeys {
 		controllers["jobkey"] = &jobkey.Reconciler{KindPoll: kindPoll}

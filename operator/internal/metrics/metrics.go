@@ -57,13 +57,16 @@ var (
 	suspected = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "evenkeel_suspects_total", Help: "What running jobs said that they wait for, by class: late, a process; link, a card of a node; path, what is between two nodes. Each is counted when it begins.",
 	}, []string{"class"})
+	decided = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "evenkeel_suspicions_decided_total", Help: "Suspicions of jobs about a node's network that a check decided after the job: Fail confirms one, Pass clears it.",
+	}, []string{"verdict"})
 	sentinelEvents = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "evenkeel_nvsentinel_events_total", Help: "Health events for NVSentinel: sent, or failed, if its platform connector did not accept one. It is sent again.",
 	}, []string{"result"})
 )
 
 func init() {
-	metrics.Registry.MustRegister(checks, checkSeconds, runs, pods, jobs, gatedJobs, gatedSince, suspected, sentinelEvents)
+	metrics.Registry.MustRegister(checks, checkSeconds, runs, pods, jobs, gatedJobs, gatedSince, suspected, decided, sentinelEvents)
 	// A series that starts with its first event hides that event from rate().
 	for _, v := range []evenkeel.Verdict{evenkeel.VerdictPass, evenkeel.VerdictFail, evenkeel.VerdictInconclusive} {
 		checks.WithLabelValues(string(v))
@@ -81,6 +84,9 @@ func init() {
 	}
 	for _, class := range []evenkeel.SuspectClass{evenkeel.SuspectLate, evenkeel.SuspectLink, evenkeel.SuspectPath} {
 		suspected.WithLabelValues(string(class))
+	}
+	for _, v := range []evenkeel.Verdict{evenkeel.VerdictPass, evenkeel.VerdictFail} {
+		decided.WithLabelValues(string(v))
 	}
 	for _, result := range []string{EventSent, EventFailed} {
 		sentinelEvents.WithLabelValues(result)
@@ -108,6 +114,9 @@ func Job(result string) { jobs.WithLabelValues(result).Inc() }
 
 // Suspected counts what a job has begun to wait for.
 func Suspected(class evenkeel.SuspectClass) { suspected.WithLabelValues(string(class)).Inc() }
+
+// SuspicionDecided counts a job's suspicion that a check has decided.
+func SuspicionDecided(v evenkeel.Verdict) { decided.WithLabelValues(string(v)).Inc() }
 
 // NVSentinelEvent counts an event for NVSentinel: EventSent or EventFailed.
 func NVSentinelEvent(result string) { sentinelEvents.WithLabelValues(result).Inc() }

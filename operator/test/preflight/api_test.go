@@ -50,7 +50,7 @@ thresholds: {minPercentOfMedian: 85}
 runTimeoutSeconds: 300`},
 		"NetworkCheckPolicy": {`{apiVersion: evenkeel.dev/v1alpha1, kind: NetworkCheckPolicy, metadata: {name: minimal}, spec: {check: {runner: {type: Bench}}}}`, `
 priority: 0
-triggers: {newNodes: Enabled, jobEnd: Enabled, jobStart: Disabled}
+triggers: {newNodes: Enabled, jobEnd: Enabled, suspicions: Enabled, jobStart: Disabled}
 freshnessSeconds: 86400
 check:
   stages: [Capacity, Local, Pairs]
@@ -62,6 +62,7 @@ check:
   thresholds: {minPercentOfMedian: 85}
   runTimeoutSeconds: 300
 onFail: {taint: Disabled, maxUnhealthyPercent: 20}
+onSuspicion: {avoid: Disabled}
 gate: {timeoutSeconds: 1800, onTimeout: Start, optOut: Allowed}
 history: 5`},
 		"NetworkProfile": {`{apiVersion: evenkeel.dev/v1alpha1, kind: NetworkProfile, metadata: {name: minimal}, spec: {plugin: {image: "p@sha256:` + strings.Repeat("0", 64) + `"}}}`, `

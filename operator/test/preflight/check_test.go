@@ -35,6 +35,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/controller/injectionevents"
 	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate"
 	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate/kueue"
 	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate/suspend"
@@ -42,6 +43,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/controller/networkcheckpolicy"
 	"evenkeel.dev/evenkeel/operator/internal/controller/networkprofile"
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
+	"evenkeel.dev/evenkeel/operator/internal/controller/suspicions"
 	"evenkeel.dev/evenkeel/operator/internal/nodeuse"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/jobs"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/report"
@@ -70,6 +72,7 @@ func startWithLogs(t *testing.T, logs networkcheck.LogReader, c, calendar *clock
 	skip := true
 	cached := networkprofile.Cached()
 	maps.Copy(cached, networkcheck.Cached(namespace))
+	maps.Copy(cached, injectionevents.Cached())
 	options := ctrl.Options{
 		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"}, HealthProbeBindAddress: "0",
 		Cache:      cache.Options{ByObject: cached, ReaderFailOnMissingInformer: true},
@@ -90,6 +93,7 @@ func startWithLogs(t *testing.T, logs networkcheck.LogReader, c, calendar *clock
 		&networkcheck.Reconciler{Namespace: namespace, BenchImage: benchName, PriorityClass: checkPriority, Use: use, Logs: logs, Clock: c, Poll: 50 * time.Millisecond},
 		&nodenetworkhealth.ResultRecorder{}, &nodenetworkhealth.NodeMarker{Clock: calendar}, &networkcheckpolicy.Reconciler{Namespace: namespace, Requests: requests, Use: use, Clock: calendar},
 		&suspend.Reconciler{Evaluator: evaluator}, &kueue.Reconciler{Evaluator: evaluator},
+		&suspicions.Reconciler{Clock: calendar, Poll: 100 * time.Millisecond},
 	} {
 		if err := controller.SetupWithManager(mgr); err != nil {
 			t.Fatal(err)

@@ -71,6 +71,8 @@ const (
 	triggerNew      trigger = "new"
 	triggerIdle     trigger = "idle"
 	triggerJob      trigger = "job"
+	// triggerSuspicion is that a job suspected the node's network while it ran, and has ended.
+	triggerSuspicion trigger = "suspicion"
 )
 
 const (
@@ -165,6 +167,9 @@ func (v *view) due() map[trigger][]*corev1.Node {
 			s = &evenkeel.NodeNetworkHealthStatus{}
 		}
 		reason, since := v.reason(n, s)
+		if reason == triggerSuspicion && len(s.History) > 0 && s.History[0].Time.Time.Before(since) {
+			s = &evenkeel.NodeNetworkHealthStatus{} // results from before say nothing about it
+		}
 		if reason != "" && v.wait(since) && v.wait(nextAttempt(s, inPool[v.poolOf(n)] >= minComparable)) {
 			due[reason] = append(due[reason], n)
 		}
@@ -176,7 +181,10 @@ func (v *view) due() map[trigger][]*corev1.Node {
 func (v *view) reason(n *corev1.Node, s *evenkeel.NodeNetworkHealthStatus) (why trigger, since time.Time) {
 	triggers := v.policy.Spec.Triggers
 	older := func(than time.Time) bool { return s.ObservedTime == nil || s.ObservedTime.Time.Before(than) }
+	suspected := health.SuspicionDue(s)
 	switch left := v.use.Left(n.Name); {
+	case !suspected.IsZero() && triggers.Suspicions != evenkeel.SwitchDisabled && older(suspected):
+		return triggerSuspicion, suspected.Add(settleDelay)
 	case s.ObservedTime == nil && triggers.NewNodes != evenkeel.SwitchDisabled:
 		return triggerNew, time.Time{}
 	// Of a node that came later, its own triggers decide.
@@ -318,7 +326,7 @@ func (v *view) plan(wanted [][]string, runningJobs, runningOthers int) []planned
 	due := v.due()
 	var chosen []*corev1.Node
 	var why trigger
-	for _, t := range []trigger{triggerIdle, triggerNew, triggerSchedule} {
+	for _, t := range []trigger{triggerIdle, triggerNew, triggerSchedule, triggerSuspicion} {
 		if len(due[t]) > 0 {
 			why, chosen = t, append(chosen, due[t]...)
 		}

@@ -106,6 +106,16 @@ func (v *view) inconclusive(name, reason string, ages ...time.Duration) {
 	s.History = append(history, s.History...)
 }
 
+// suspected gives a node a suspicion of a job that ended so long ago; 0: it runs.
+func (v *view) suspected(name string, ended time.Duration) {
+	s := evenkeel.Suspicion{Class: evenkeel.SuspectLink}
+	if ended > 0 {
+		at := metav1.NewTime(noon.Add(-ended))
+		s.JobEndTime = &at
+	}
+	v.states[name].Suspicions = append(v.states[name].Suspicions, s)
+}
+
 func planned(checks []plannedCheck) string {
 	var all []string
 	for _, c := range checks {
@@ -203,6 +213,46 @@ func TestPolicyPlan(t *testing.T) {
 			v.policy.Spec.Triggers.JobEnd = evenkeel.SwitchDisabled
 			use(v).left["b"] = noon.Add(-time.Minute)
 		}},
+		"suspected, and the job runs": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d", "e")
+			v.suspected("b", 0)
+		}},
+		"suspected, and the job ended": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d", "e")
+			v.suspected("b", time.Minute)
+		}, want: "suspicion b with 3"},
+		"suspected, and the job ended just now": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d", "e")
+			v.suspected("b", time.Second)
+		}, next: 4 * time.Second},
+		"suspected, and the next job runs there": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d", "e")
+			v.suspected("b", time.Minute)
+			use(v).users["b"] = "ml/next"
+		}},
+		"suspected, switched off": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d", "e")
+			v.suspected("b", time.Minute)
+			v.policy.Spec.Triggers.Suspicions = evenkeel.SwitchDisabled
+		}},
+		"suspected before it was checked": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d", "e")
+			v.suspected("b", 2*time.Hour)
+		}},
+		"suspected, after inconclusive checks": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d", "e")
+			v.inconclusive("b", "ImagePull", 2*time.Minute, 3*time.Minute)
+			v.suspected("b", time.Minute)
+		}, want: "suspicion b with 3"},
+		"suspected, and the check was inconclusive": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d", "e")
+			v.suspected("b", 3*time.Minute)
+			v.inconclusive("b", "ImagePull", time.Minute)
+		}, next: 4 * time.Minute},
+		"suspected beside a new node": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d")
+			v.suspected("b", time.Minute)
+		}, want: "suspicion e,b with 2"},
 		"jobs in parallel": {scene: func(v *view) {
 			v.policy.Spec.Triggers.NewNodes = evenkeel.SwitchDisabled
 			v.nodes = append(v.nodes, newView("f", "g", "h").nodes...)

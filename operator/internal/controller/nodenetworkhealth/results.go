@@ -25,6 +25,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/controller/networkcheck"
 	"evenkeel.dev/evenkeel/operator/internal/kube/events"
+	"evenkeel.dev/evenkeel/operator/internal/metrics"
 	"evenkeel.dev/evenkeel/operator/internal/preflight"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/health"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/report"
@@ -34,6 +35,8 @@ import (
 const (
 	EventUnhealthy = "EvenkeelNetworkUnhealthy"
 	EventHealthy   = "EvenkeelNetworkHealthy"
+	// EventSuspicionCleared is that of a node that a job suspected, and that passed.
+	EventSuspicionCleared = "EvenkeelSuspicionCleared"
 )
 
 const (
@@ -135,25 +138,16 @@ func (r *ResultRecorder) recordNode(ctx context.Context, check *evenkeel.Network
 	if err := r.client.Get(ctx, client.ObjectKey{Name: n.Name}, node); err != nil {
 		return false, nil, client.IgnoreNotFound(err)
 	}
-	state := &evenkeel.NodeNetworkHealth{}
-	err = r.client.Get(ctx, client.ObjectKey{Name: n.Name}, state)
+	state, err := ForNode(ctx, r.client, node)
 	switch {
-	case err == nil && (len(state.OwnerReferences) == 0 || state.OwnerReferences[0].UID != node.UID):
+	case err != nil:
+		return false, nil, err
+	case state == nil:
 		return true, nil, nil
-	case client.IgnoreNotFound(err) != nil:
-		return false, nil, fmt.Errorf("read NodeNetworkHealth %s: %w", n.Name, err)
 	case health.HasResult(&state.Status, string(check.UID), check.Status.CompletionTime.Time):
 		return false, nil, nil
-	case apierrors.IsNotFound(err):
-		state = &evenkeel.NodeNetworkHealth{ObjectMeta: metav1.ObjectMeta{
-			Name: n.Name, OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}},
-		}}
-		if err := r.client.Create(ctx, state); err != nil {
-			return false, nil, fmt.Errorf("create NodeNetworkHealth %s: %w", n.Name, err)
-		}
 	}
-	state = state.DeepCopy()
-	before := state.Status.Health
+	before, suspicions := state.Status.Health, state.Status.Suspicions
 	state.Status = health.AddResult(state.Status, evenkeel.HealthResult{
 		Check: check.Name, UID: string(check.UID), Time: *check.Status.CompletionTime,
 		Verdict: n.Verdict, Reason: n.Reason, BusBandwidth: networkcheck.Quantity(n.BusBW), Benchmark: benchmark,
@@ -161,7 +155,37 @@ func (r *ResultRecorder) recordNode(ctx context.Context, check *evenkeel.Network
 	if err := r.client.Status().Update(ctx, state); err != nil {
 		return false, nil, fmt.Errorf("write NodeNetworkHealth %s: %w", n.Name, err)
 	}
-	return false, healthEvent(node, before, &state.Status, check.Name), nil
+	for range len(suspicions) - len(state.Status.Suspicions) {
+		metrics.SuspicionDecided(n.Verdict)
+	}
+	event = healthEvent(node, before, &state.Status, check.Name)
+	if event == nil && n.Verdict == evenkeel.VerdictPass && len(state.Status.Suspicions) < len(suspicions) {
+		about := corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}
+		event = events.New(about, corev1.EventTypeNormal, EventSuspicionCleared, fmt.Sprintf("suspected by a job, and cleared by network check %s: %s", check.Name, n.Message), check.Status.CompletionTime.Time)
+	}
+	return false, event, nil
+}
+
+// ForNode returns a copy of the node's NodeNetworkHealth. It creates one that does not exist. It returns nil until that of an earlier node
+// of the same name is deleted.
+func ForNode(ctx context.Context, c client.Client, node *corev1.Node) (*evenkeel.NodeNetworkHealth, error) {
+	state := &evenkeel.NodeNetworkHealth{}
+	err := c.Get(ctx, client.ObjectKey{Name: node.Name}, state)
+	switch {
+	case err == nil && (len(state.OwnerReferences) == 0 || state.OwnerReferences[0].UID != node.UID):
+		return nil, nil
+	case client.IgnoreNotFound(err) != nil:
+		return nil, fmt.Errorf("read NodeNetworkHealth %s: %w", node.Name, err)
+	case apierrors.IsNotFound(err):
+		state = &evenkeel.NodeNetworkHealth{ObjectMeta: metav1.ObjectMeta{
+			Name: node.Name, OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}},
+		}}
+		if err := c.Create(ctx, state); err != nil {
+			return nil, fmt.Errorf("create NodeNetworkHealth %s: %w", node.Name, err)
+		}
+		return state, nil
+	}
+	return state.DeepCopy(), nil
 }
 
 // healthEvent returns the Event about a node whose health changed; nil if it did not. A first passed check gives none.

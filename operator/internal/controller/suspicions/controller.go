@@ -1,5 +1,6 @@
-// Package suspicions tells people whom running jobs wait for: by Events on the job, and on the nodes that the job names. What a job
-// says of a node counts only if the job has a pod there.
+// Package suspicions looks after what running jobs say they wait for. It writes Events on the job and on the nodes that it names, and
+// keeps suspicions of a node's network in the NodeNetworkHealth, until a check decides them after the job. What a job says of a node
+// counts only if the job has a pod there.
 package suspicions
 
 import (
@@ -23,6 +24,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/kube/events"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/health"
 	"evenkeel.dev/evenkeel/operator/internal/suspects"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
@@ -40,9 +42,14 @@ const (
 // maxTold is the maximum number of jobs remembered. Then all are forgotten, which costs some requests for each.
 const maxTold = 4096
 
-// Reconciler looks after what jobs say while they run. It watches metadata of pods only.
+// retry is the pause before what somebody else changed meanwhile is written.
+const retry = time.Second
+
+// Reconciler looks after what jobs say while they run. Of pods it watches metadata only.
 type Reconciler struct {
 	Clock clock.PassiveClock
+	// Poll is how often a job is looked at that suspects a node: whether its pods have terminated is not watched.
+	Poll time.Duration
 
 	client client.Client
 	live   client.Reader
@@ -88,6 +95,19 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 				}
 			},
 		}).
+		// After a restart, the jobs of open suspicions are found by these.
+		Watches(&evenkeel.NodeNetworkHealth{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, object client.Object) (requests []reconcile.Request) {
+			state, ok := object.(*evenkeel.NodeNetworkHealth)
+			if !ok {
+				return nil
+			}
+			for _, s := range state.Status.Suspicions {
+				if s.JobEndTime == nil {
+					requests = append(requests, reconcile.Request{NamespacedName: types.NamespacedName{Namespace: s.Job.Namespace, Name: s.Job.UID}})
+				}
+			}
+			return requests
+		})).
 		Complete(c)
 }
 
@@ -100,20 +120,56 @@ func (c *Reconciler) Reconcile(ctx context.Context, job reconcile.Request) (reco
 		return reconcile.Result{}, fmt.Errorf("list pods: %w", err)
 	}
 	now := c.Clock.Now()
-	reporter, standing := newest(pods.Items, types.UID(job.Name), now)
+	uid := types.UID(job.Name)
+	reporter, standing := newest(pods.Items, uid, now)
+	var told telling
+	var next time.Duration
 	if standing == nil {
 		delete(c.told, job.NamespacedName)
-		return reconcile.Result{}, nil
+	} else {
+		var err error
+		if told, err = c.tell(ctx, job.NamespacedName, reporter, standing, pods.Items); err != nil {
+			return reconcile.Result{}, err
+		}
+		if len(c.told) >= maxTold {
+			clear(c.told)
+		}
+		c.told[job.NamespacedName] = told
+		next = max(standing.At.Add(suspects.Lifetime).Sub(now), time.Second)
 	}
-	told, err := c.tell(ctx, job.NamespacedName, reporter, standing, pods.Items)
+	nodes, about, err := c.suspected(ctx, job.Namespace, uid)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	if len(c.told) >= maxTold {
-		clear(c.told)
+	if standing != nil {
+		about = jobOf(reporter)
+		for _, a := range told.nodes {
+			if a.class != evenkeel.SuspectLate && !slices.Contains(nodes, a.node) {
+				nodes = append(nodes, a.node)
+			}
+		}
 	}
-	c.told[job.NamespacedName] = told
-	return reconcile.Result{RequeueAfter: max(standing.At.Add(suspects.Lifetime).Sub(now), time.Second)}, nil
+	if len(nodes) == 0 {
+		return reconcile.Result{RequeueAfter: next}, nil
+	}
+	ended, err := c.ended(ctx, about, nodes)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	next = c.Poll
+	if ended {
+		next = 0
+	}
+	for _, node := range nodes {
+		again, err := c.record(ctx, node, health.JobView{UID: job.Name, Said: saysOf(node, told.nodes, about, standing), Ended: ended})
+		if err != nil {
+			return reconcile.Result{}, err
+		}
+		if again {
+			next = retry
+		}
+	}
+	return reconcile.Result{RequeueAfter: next}, nil
 }
 
 // newest returns what the job's pods last said, and which of them; nil: nothing that still counts.

@@ -31,6 +31,7 @@ const (
 const (
 	ReasonStale      = "Stale"
 	ReasonNotChecked = "NotChecked"
+	ReasonSuspected  = "Suspected"
 )
 
 // HasResult reports whether the status has the check's result, or had it before newer ones replaced it.
@@ -57,6 +58,9 @@ func AddResult(status evenkeel.NodeNetworkHealthStatus, result evenkeel.HealthRe
 			out.Health = evenkeel.HealthUnhealthy
 		}
 		out.BusBandwidth = result.BusBandwidth
+	}
+	if result.Verdict != evenkeel.VerdictInconclusive {
+		out.Suspicions = dropDecided(out.Suspicions, result.Time)
 	}
 	if out.Health == "" {
 		out.Health, out.Reason, out.Message = evenkeel.HealthUnknown, result.Reason, text.Clip(message, maxMessage)
@@ -294,6 +298,11 @@ func markersOf(status *evenkeel.NodeNetworkHealthStatus, p *evenkeel.NetworkChec
 		if !now.Before(stale) {
 			condition.Reason, condition.Message = ReasonStale, fmt.Sprintf("the node passed, but that was at %s", status.ObservedTime.UTC().Format(time.RFC3339))
 			return mark, time.Time{}
+		}
+		if s := standing(status); s != nil && p.Spec.OnSuspicion.Avoid == evenkeel.SwitchEnabled {
+			condition.Reason = ReasonSuspected
+			condition.Message = text.Clip(fmt.Sprintf("the node passed, and %s %s/%s suspects it since %s: %s", s.Job.Kind, s.Job.Namespace, s.Job.Name, s.Since.UTC().Format(time.RFC3339), s.Message), maxMessage)
+			return mark, stale
 		}
 		condition.Status, mark.Label = corev1.ConditionTrue, evenkeel.HealthyValue
 	}

@@ -1,0 +1,130 @@
+package suspicions
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
+	"evenkeel.dev/evenkeel/operator/internal/preflight/health"
+	"evenkeel.dev/evenkeel/operator/internal/suspects"
+	"evenkeel.dev/evenkeel/operator/internal/workload"
+)
+
+// pageSize is the number of pods that are read at a time.
+const pageSize = 500
+
+// unfinished selects the pods that have not terminated.
+const unfinished = "status.phase!=Succeeded,status.phase!=Failed"
+
+// suspected returns the names of the nodes whose NodeNetworkHealth has an open suspicion of the job, and one of these.
+func (c *Reconciler) suspected(ctx context.Context, namespace string, job types.UID) (names []string, one evenkeel.SuspiciousJob, err error) {
+	var list evenkeel.NodeNetworkHealthList
+	if err := c.client.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, one, fmt.Errorf("list NodeNetworkHealths: %w", err)
+	}
+	for i := range list.Items {
+		for _, s := range list.Items[i].Status.Suspicions {
+			if s.Job.UID == string(job) && s.Job.Namespace == namespace && s.JobEndTime == nil {
+				names, one = append(names, list.Items[i].Name), s.Job
+				break
+			}
+		}
+	}
+	return names, one, nil
+}
+
+// ended reports whether all pods of the job have terminated. Those on the nodes are looked at first, as there are few.
+func (c *Reconciler) ended(ctx context.Context, job evenkeel.SuspiciousJob, nodes []string) (bool, error) {
+	for _, node := range nodes {
+		if runs, err := c.runs(ctx, job, unfinished+",spec.nodeName="+node); runs || err != nil {
+			return false, err
+		}
+	}
+	runs, err := c.runs(ctx, job, unfinished)
+	return !runs, err
+}
+
+// runs reports whether one of the selected pods belongs to the job.
+func (c *Reconciler) runs(ctx context.Context, job evenkeel.SuspiciousJob, selector string) (bool, error) {
+	pods := &metav1.PartialObjectMetadataList{}
+	pods.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
+	for {
+		options := &client.ListOptions{Namespace: job.Namespace, Limit: pageSize, Continue: pods.Continue, Raw: &metav1.ListOptions{FieldSelector: selector}}
+		if err := c.live.List(ctx, pods, options); err != nil {
+			return false, fmt.Errorf("list the pods of %s %s: %w", job.Kind, job.Name, err)
+		}
+		if slices.ContainsFunc(pods.Items, func(p metav1.PartialObjectMetadata) bool { return belongs(&p, job) }) {
+			return true, nil
+		}
+		if pods.Continue == "" {
+			return false, nil
+		}
+	}
+}
+
+// belongs reports whether the pod is one of the job's. Pods of some kinds know their job by its name only.
+func belongs(pod metav1.Object, job evenkeel.SuspiciousJob) bool {
+	if string(workload.JobOf(pod).UID) == job.UID {
+		return true
+	}
+	gang := workload.GangOf(pod)
+	return gang.UID == "" && gang.Kind == job.Kind && gang.Name == job.Name
+}
+
+// jobOf is the job of the pod, as it is recorded.
+func jobOf(pod metav1.Object) evenkeel.SuspiciousJob {
+	gang := workload.GangOf(pod)
+	return evenkeel.SuspiciousJob{Namespace: gang.Namespace, Kind: gang.Kind, Name: gang.Name, UID: string(workload.JobOf(pod).UID)}
+}
+
+// record writes what is known of the job on one node. Again is set where it has to be repeated soon.
+func (c *Reconciler) record(ctx context.Context, name string, job health.JobView) (again bool, err error) {
+	node := &corev1.Node{}
+	if err := c.client.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
+		return false, client.IgnoreNotFound(err)
+	}
+	state, err := nodenetworkhealth.ForNode(ctx, c.client, node)
+	if err != nil || state == nil {
+		return state == nil, err
+	}
+	after, changed := health.Suspect(state.Status.Suspicions, job, c.Clock.Now())
+	if !changed {
+		return false, nil
+	}
+	state.Status.Suspicions = after
+	if err := c.client.Status().Update(ctx, state); apierrors.IsConflict(err) {
+		return true, nil // a check's result was written meanwhile
+	} else if err != nil {
+		return false, fmt.Errorf("write NodeNetworkHealth %s: %w", name, err)
+	}
+	return false, nil
+}
+
+// saysOf returns what the job says about the network of a node.
+func saysOf(node string, accused []accusation, job evenkeel.SuspiciousJob, said *suspects.Standing) []evenkeel.Suspicion {
+	var all []evenkeel.Suspicion
+	for _, a := range accused {
+		if a.node != node || a.class == evenkeel.SuspectLate {
+			continue
+		}
+		s := evenkeel.Suspicion{Job: job, Class: a.class, Since: metav1.NewTime(said.Since), Message: said.Text}
+		for i := range said.Suspects {
+			if said.Suspects[i].Class == a.class {
+				percent := int32(math.Round(100 * said.Suspects[i].Confidence))
+				s.ConfidencePercent = &percent
+				break
+			}
+		}
+		all = append(all, s)
+	}
+	return all
+}

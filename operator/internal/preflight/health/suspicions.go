@@ -1,0 +1,84 @@
+package health
+
+import (
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+)
+
+// maxSuspicionAge is how long a suspicion is kept after its job that no check could decide, as on nodes without a policy.
+const maxSuspicionAge = 7 * 24 * time.Hour
+
+// A JobView is what is known of a job that suspects nodes.
+type JobView struct {
+	UID string
+	// Said is what it says about the node now, once for each class; none: it says nothing, or no longer.
+	Said []evenkeel.Suspicion
+	// Ended is set when all its pods have terminated.
+	Ended bool
+}
+
+// Suspect returns the suspicions as they are after what is known of one job. Of an ended job nothing new is believed, as its check
+// may be over. Changed is false where they stay as they are.
+func Suspect(before []evenkeel.Suspicion, job JobView, now time.Time) (after []evenkeel.Suspicion, changed bool) {
+	at := metav1.NewTime(now).Rfc3339Copy()
+	for _, s := range before {
+		if s.JobEndTime != nil && now.Sub(s.JobEndTime.Time) > maxSuspicionAge {
+			changed = true
+			continue
+		}
+		if s.Job.UID == job.UID && s.JobEndTime == nil {
+			said := slices.ContainsFunc(job.Said, func(n evenkeel.Suspicion) bool { return n.Class == s.Class })
+			switch {
+			case job.Ended:
+				s.JobEndTime, changed = &at, true
+			case said && s.WithdrawnTime != nil:
+				s.WithdrawnTime, changed = nil, true
+			case !said && s.WithdrawnTime == nil:
+				s.WithdrawnTime, changed = &at, true
+			}
+		}
+		after = append(after, s)
+	}
+	if job.Ended {
+		return after, changed
+	}
+	for _, n := range job.Said {
+		known := func(s evenkeel.Suspicion) bool {
+			return s.Job.UID == job.UID && s.Class == n.Class && s.JobEndTime == nil
+		}
+		if !slices.ContainsFunc(after, known) {
+			after, changed = slices.Insert(after, 0, n), true
+		}
+	}
+	return after[:min(len(after), evenkeel.MaxSuspicions)], changed
+}
+
+// dropDecided returns the suspicions that a conclusive result does not decide: those of jobs that ended after it, or have not ended.
+func dropDecided(all []evenkeel.Suspicion, result metav1.Time) []evenkeel.Suspicion {
+	return slices.DeleteFunc(all, func(s evenkeel.Suspicion) bool { return s.JobEndTime != nil && !result.Before(s.JobEndTime) })
+}
+
+// SuspicionDue returns since when a check may decide a suspicion of the node: since the last of the jobs has ended that had one. It is
+// zero if none is to be decided.
+func SuspicionDue(status *evenkeel.NodeNetworkHealthStatus) time.Time {
+	var since time.Time
+	for i := range status.Suspicions {
+		if end := status.Suspicions[i].JobEndTime; end != nil && end.After(since) {
+			since = end.Time
+		}
+	}
+	return since
+}
+
+// standing returns the first suspicion that was not withdrawn; nil: there is none.
+func standing(status *evenkeel.NodeNetworkHealthStatus) *evenkeel.Suspicion {
+	at := slices.IndexFunc(status.Suspicions, func(s evenkeel.Suspicion) bool { return s.WithdrawnTime == nil })
+	if at < 0 {
+		return nil
+	}
+	return &status.Suspicions[at]
+}
