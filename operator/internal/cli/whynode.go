@@ -132,6 +132,7 @@ func (f *nodeFacts) explain(out io.Writer, now time.Time) error {
 	if deciding == nil {
 		fmt.Fprintf(out, "%s: Unknown: no check of its network has ended yet\n", f.node.Name)
 		f.printMarkers(out)
+		f.printSuspicions(out, now)
 		_, err := fmt.Fprintf(out, "\nWhat to do\n  %s\n", f.advice("", nil))
 		return err
 	}
@@ -159,6 +160,7 @@ func (f *nodeFacts) explain(out io.Writer, now time.Time) error {
 		return err
 	}
 	f.printMarkers(out)
+	f.printSuspicions(out, now)
 	var partners []string
 	if result != nil {
 		fmt.Fprintf(out, "\nIts runs in check %s, which ended at %s\n", deciding.Check, formatTime(deciding.Time.Time, now))
@@ -273,6 +275,24 @@ func (f *nodeFacts) printMarkers(out io.Writer) {
 	fmt.Fprintf(out, "  under policy %s it has: %s\n", f.policy.Name, firstOf(strings.Join(markers, ", "), "nothing yet"))
 	if f.node.Labels[evenkeel.HealthKey] == evenkeel.UnhealthyValue {
 		fmt.Fprintln(out, "  jobs of a NetworkProfile avoid it")
+	}
+}
+
+// printSuspicions prints what jobs said about the node while they ran, and what becomes of it.
+func (f *nodeFacts) printSuspicions(out io.Writer, now time.Time) {
+	if f.health == nil {
+		return
+	}
+	for i := range f.health.Suspicions {
+		s := &f.health.Suspicions[i]
+		then := "the job runs, and when it has ended a check decides"
+		switch {
+		case s.JobEndTime != nil:
+			then = "the job ended at " + formatTime(s.JobEndTime.Time, now) + ", and a check is to decide"
+		case s.WithdrawnTime != nil:
+			then = "the job no longer says so since " + formatTime(s.WithdrawnTime.Time, now) + ", and when it has ended a check decides"
+		}
+		fmt.Fprintf(out, "  suspected by %s %s/%s since %s: %s; %s\n", s.Job.Kind, s.Job.Namespace, s.Job.Name, formatTime(s.Since.Time, now), s.Message, then)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/cli"
 )
 
 // A suspiciousJob is one that runs on nodes, with a pod on each.
@@ -105,7 +106,7 @@ func isSuspected(t *testing.T, node, want string) {
 	})
 }
 
-// onNode reports whether the node has an Event of the reason.
+// hasEvent waits until the node has an Event of the reason.
 func hasEvent(t *testing.T, node, reason string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("node %s has an Event %s", node, reason), func(ctx context.Context) (bool, error) {
@@ -152,6 +153,7 @@ func TestSuspicionIsConfirmedAfterTheJob(t *testing.T) {
 	job.suspects(now.Now(), 2)
 	isSuspected(t, "guilty-2", "Job "+users+"/guilty link 87%")
 	hasEvent(t, "guilty-2", "EvenkeelNodeSuspected")
+	plugin(t, kubeconfig(t), cli.ExitPass, "check why guilty-2", "suspected by Job "+users+"/guilty since", "4 of 4 ranks wait; the job runs, and when it has ended a check decides")
 	// The rank on the node ends first: the job runs on.
 	job.is(2, corev1.PodSucceeded)
 	job.is(0, corev1.PodSucceeded)
