@@ -42,9 +42,11 @@ func newNamespace(t *testing.T) string {
 	return ns.Name
 }
 
-// A trainingJob is a PyTorchJob with a master and a worker on different nodes.
+// A trainingJob is a PyTorchJob with a master and a worker, or more of these, on different nodes.
 type trainingJob struct {
 	profile string // empty: not annotated
+	// workers is the number of workers (default: 1).
+	workers int64
 	// reduction is the number of reduction servers; empty: none.
 	reduction string
 	image     string // default: the bench image
@@ -61,8 +63,8 @@ func (j trainingJob) object(namespace string) *unstructured.Unstructured {
 	for name, value := range j.env {
 		variables = append(variables, map[string]any{"name": name, "value": value})
 	}
-	replica := func() map[string]any {
-		return map[string]any{"replicas": int64(1), "restartPolicy": "Never", "template": map[string]any{
+	replica := func(count int64) map[string]any {
+		return map[string]any{"replicas": count, "restartPolicy": "Never", "template": map[string]any{
 			"metadata": map[string]any{"labels": map[string]any{"app": "e2e"}},
 			"spec": map[string]any{
 				"affinity": map[string]any{"podAntiAffinity": map[string]any{"requiredDuringSchedulingIgnoredDuringExecution": []any{
@@ -80,7 +82,7 @@ func (j trainingJob) object(namespace string) *unstructured.Unstructured {
 	object := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob",
 		"metadata": map[string]any{"name": "train", "namespace": namespace},
-		"spec":     map[string]any{"pytorchReplicaSpecs": map[string]any{"Master": replica(), "Worker": replica()}},
+		"spec":     map[string]any{"pytorchReplicaSpecs": map[string]any{"Master": replica(1), "Worker": replica(max(1, j.workers))}},
 	}}
 	if j.profile != "" {
 		object.SetAnnotations(map[string]string{"evenkeel.dev/profile": j.profile})
@@ -101,7 +103,11 @@ func (j trainingJob) create(ctx context.Context, t *testing.T, namespace string)
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			for _, pod := range []string{"train-master-0", "train-worker-0"} {
+			pods := []string{"train-master-0"}
+			for i := range max(1, j.workers) {
+				pods = append(pods, fmt.Sprintf("train-worker-%d", i))
+			}
+			for _, pod := range pods {
 				out, err := cluster.Kubectl(context.Background(), "-n", namespace, "describe", "pod", pod)
 				t.Logf("%s: %s %v\n%s", pod, logs(context.Background(), namespace, pod), err, out)
 			}
