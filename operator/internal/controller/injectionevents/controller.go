@@ -5,6 +5,7 @@ package injectionevents
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -70,10 +71,15 @@ func Cached() map[client.Object]cache.ByObject {
 // thousand, and the annotations of each say all that was injected.
 func slimmer() func(object any) (any, error) {
 	metadata := slim.NewMetadata(append(workload.SameJobLabels(), evenkeel.ProfileKey),
-		[]string{evenkeel.InjectedKey, evenkeel.SkippedKey, evenkeel.RDMAUnusedKey, evenkeel.PluginStatusKey, evenkeel.SuspectsKey})
+		[]string{evenkeel.InjectedKey, evenkeel.SkippedKey, evenkeel.RDMAUnusedKey, evenkeel.PluginStatusKey})
 	return func(object any) (any, error) {
 		if pod, ok := object.(*metav1.PartialObjectMetadata); ok {
+			said := pod.Annotations[evenkeel.SuspectsKey]
 			pod.ObjectMeta = metadata.Of(pod)
+			if said != "" { // it is never the same, and so not worth sharing
+				pod.Annotations = maps.Clone(pod.Annotations)
+				metav1.SetMetaDataAnnotation(&pod.ObjectMeta, evenkeel.SuspectsKey, said)
+			}
 		}
 		return object, nil
 	}
