@@ -106,18 +106,21 @@ func Parse(datagram []byte) (uid string, r Report, err error) {
 
 // Of returns what the pod's rank says; false: nothing that still counts. Whoever may change the pod may have written it.
 func Of(pod metav1.Object, now time.Time) (*Standing, bool) {
-	s, ok := recorded(pod)
+	s, ok := recorded(pod, now)
 	if !ok || now.Sub(s.At) >= Lifetime {
 		return nil, false
 	}
 	return s, true
 }
 
-// recorded returns what the annotation says, however old it is.
-func recorded(pod metav1.Object) (*Standing, bool) {
+// recorded returns what the annotation says, however old it is. The times are those of a controller, whose clock may be a little ahead.
+func recorded(pod metav1.Object, now time.Time) (*Standing, bool) {
 	value := pod.GetAnnotations()[evenkeel.SuspectsKey]
 	s := &Standing{}
 	if value == "" || len(value) > 2*maxJSON || json.Unmarshal([]byte(value), s) != nil || s.validate() != nil || len(s.Suspects) == 0 {
+		return nil, false
+	}
+	if s.Since.Year() < 2000 || s.Recorded.Before(s.Since) || s.At.Before(s.Recorded) || s.At.After(now.Add(time.Minute)) {
 		return nil, false
 	}
 	return s, true
@@ -126,7 +129,7 @@ func recorded(pod metav1.Object) (*Standing, bool) {
 // Next returns the annotation's value after a report about the pod; empty: it is removed. Write is false where it stays as it is, so
 // that reports which repeat themselves cost the API server little.
 func Next(pod metav1.Object, r Report, now time.Time) (value string, write bool) {
-	before, had := recorded(pod)
+	before, had := recorded(pod, now)
 	if len(r.Suspects) == 0 {
 		return "", pod.GetAnnotations()[evenkeel.SuspectsKey] != ""
 	}

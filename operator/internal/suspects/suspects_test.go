@@ -157,7 +157,19 @@ func TestSuspectsAnnotation(t *testing.T) {
 	if err := json.Unmarshal([]byte(value), &s); err != nil || !s.Since.Equal(start) {
 		t.Errorf("it has been so for longer than the pod exists: %s, %v", value, err)
 	}
-	for _, value := range []string{"", "x", "{}", `{"suspects":[{"class":"link","host":"n 3"}],"text":"x"}`, `{"text":"` + strings.Repeat("x", 2000) + `"}`} {
+	times := func(since, recorded, at time.Time) string {
+		text, err := json.Marshal(Standing{Since: since, Recorded: recorded, At: at, Report: link})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	pod.Annotations[evenkeel.SuspectsKey] = times(start, start, start)
+	if _, ok := Of(pod, start); !ok {
+		t.Error("what is recorded now is not believed")
+	}
+	later := start.Add(time.Hour)
+	for _, value := range []string{times(start, start, later), times(later, start, start), times(start, later, start), times(time.Time{}, start, start), "", "x", "{}", `{"suspects":[{"class":"link","host":"n 3"}],"text":"x"}`, `{"text":"` + strings.Repeat("x", 2000) + `"}`} {
 		pod.Annotations[evenkeel.SuspectsKey] = value
 		if _, ok := Of(pod, start); ok {
 			t.Errorf("%q is believed", value)

@@ -149,7 +149,7 @@ func (c *Reconciler) Reconcile(ctx context.Context, job reconcile.Request) (reco
 			}
 		}
 	}
-	if len(nodes) == 0 {
+	if len(nodes) == 0 || len(job.Name) > maxUID {
 		return reconcile.Result{RequeueAfter: next}, nil
 	}
 	ended, err := c.ended(ctx, about, nodes)
@@ -186,7 +186,7 @@ func newest(pods []metav1.PartialObjectMetadata, job types.UID, now time.Time) (
 	return reporter, said
 }
 
-// tell writes the Events, once for each change.
+// tell writes the Events, once for each change. What is said again later is counted: a job that wavers makes no flood of Events.
 func (c *Reconciler) tell(ctx context.Context, job types.NamespacedName, reporter *metav1.PartialObjectMetadata, said *suspects.Standing, pods []metav1.PartialObjectMetadata) (telling, error) {
 	next := telling{key: fmt.Sprintf("%s%d", said.Key(), said.Recorded.Unix())}
 	if before := c.told[job]; before.key == next.key && before.events {
@@ -220,9 +220,9 @@ func (c *Reconciler) tell(ctx context.Context, job types.NamespacedName, reporte
 		}
 		object := corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}
 		message := fmt.Sprintf("%s %s/%s: %s", about.Kind, about.Namespace, about.Name, said.Text)
-		all = append(all, events.Once(object, severity, reason, message, string(about.UID)+next.key, said.Recorded))
+		all = append(all, events.Once(object, severity, reason, message, string(about.UID)+said.Key(), said.Recorded))
 	}
-	all = append(all, events.Once(about, corev1.EventTypeWarning, ReasonJobWaits, said.Text, next.key, said.Recorded))
+	all = append(all, events.Once(about, corev1.EventTypeWarning, ReasonJobWaits, said.Text, said.Key(), said.Recorded))
 	if err := events.Write(ctx, c.client, all...); err != nil {
 		return next, err
 	}

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -16,6 +17,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/health"
 	"evenkeel.dev/evenkeel/operator/internal/suspects"
+	"evenkeel.dev/evenkeel/operator/internal/text"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
@@ -23,7 +25,10 @@ import (
 const pageSize = 500
 
 // unfinished selects the pods that have not terminated.
-const unfinished = "status.phase!=Succeeded,status.phase!=Failed"
+var unfinished = fields.ParseSelectorOrDie("status.phase!=Succeeded,status.phase!=Failed")
+
+// The schema's limits of a job's names. Owner references have none, and whoever makes a pod writes them.
+const maxUID, maxKind, maxName = 63, 63, 253
 
 // suspected returns the names of the nodes whose NodeNetworkHealth has an open suspicion of the job, and one of these.
 func (c *Reconciler) suspected(ctx context.Context, namespace string, job types.UID) (names []string, one evenkeel.SuspiciousJob, err error) {
@@ -45,7 +50,7 @@ func (c *Reconciler) suspected(ctx context.Context, namespace string, job types.
 // ended reports whether all pods of the job have terminated. Those on the nodes are looked at first, as there are few.
 func (c *Reconciler) ended(ctx context.Context, job evenkeel.SuspiciousJob, nodes []string) (bool, error) {
 	for _, node := range nodes {
-		if runs, err := c.runs(ctx, job, unfinished+",spec.nodeName="+node); runs || err != nil {
+		if runs, err := c.runs(ctx, job, fields.AndSelectors(unfinished, fields.OneTermEqualSelector("spec.nodeName", node))); runs || err != nil {
 			return false, err
 		}
 	}
@@ -54,11 +59,11 @@ func (c *Reconciler) ended(ctx context.Context, job evenkeel.SuspiciousJob, node
 }
 
 // runs reports whether one of the selected pods belongs to the job.
-func (c *Reconciler) runs(ctx context.Context, job evenkeel.SuspiciousJob, selector string) (bool, error) {
+func (c *Reconciler) runs(ctx context.Context, job evenkeel.SuspiciousJob, selector fields.Selector) (bool, error) {
 	pods := &metav1.PartialObjectMetadataList{}
 	pods.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
 	for {
-		options := &client.ListOptions{Namespace: job.Namespace, Limit: pageSize, Continue: pods.Continue, Raw: &metav1.ListOptions{FieldSelector: selector}}
+		options := &client.ListOptions{Namespace: job.Namespace, Limit: pageSize, Continue: pods.Continue, FieldSelector: selector}
 		if err := c.live.List(ctx, pods, options); err != nil {
 			return false, fmt.Errorf("list the pods of %s %s: %w", job.Kind, job.Name, err)
 		}
@@ -83,7 +88,7 @@ func belongs(pod metav1.Object, job evenkeel.SuspiciousJob) bool {
 // jobOf is the job of the pod, as it is recorded.
 func jobOf(pod metav1.Object) evenkeel.SuspiciousJob {
 	gang := workload.GangOf(pod)
-	return evenkeel.SuspiciousJob{Namespace: gang.Namespace, Kind: gang.Kind, Name: gang.Name, UID: string(workload.JobOf(pod).UID)}
+	return evenkeel.SuspiciousJob{Namespace: gang.Namespace, Kind: text.Clip(gang.Kind, maxKind), Name: text.Clip(gang.Name, maxName), UID: string(workload.JobOf(pod).UID)}
 }
 
 // record writes what is known of the job on one node. Again is set where it has to be repeated soon.
