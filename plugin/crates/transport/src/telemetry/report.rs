@@ -53,7 +53,7 @@ pub const SETTINGS: &[Setting<Target>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_REPORT",
-            meaning: "address of Evenkeel's controller, to which each process reports once, over UDP, whether NCCL uses the plugin; nothing depends on it, and an invalid value turns it off",
+            meaning: "address of Evenkeel's controller, to which each process reports once, over UDP, whether NCCL uses the plugin, and the one that collects whom the job waits for; nothing depends on it, and an invalid value turns it off",
             accepts: "ADDRESS:PORT",
             default: "",
         },
