@@ -139,15 +139,17 @@ func (cipher) name() string { return cipherName }
 func (cipher) prepare(context.Context, *netns.Lab, benchCase) error { return nil }
 
 func (cipher) run(ctx context.Context, _ *netns.Lab, _ benchCase) (outcome, error) {
-	text, err := proc.Output(ctx, "openssl", "speed", "-mr", "-elapsed", "-seconds", "1", "-bytes", "16384", "-aead", "-evp", "aes-128-gcm")
+	started := time.Now()
+	text, cpu, err := proc.OutputAndCPU(ctx, "openssl", "speed", "-mr", "-elapsed", "-seconds", "1", "-bytes", "16384", "-aead", "-evp", "aes-128-gcm")
 	if err != nil {
 		return outcome{}, fmt.Errorf("openssl speed: %w", err)
 	}
+	own := proc.Share(cpu, time.Since(started))
 	for line := range strings.Lines(string(text)) {
 		fields := strings.Split(strings.TrimSpace(line), ":")
 		if fields[0] == "+F" {
 			if speed, err := strconv.ParseFloat(fields[len(fields)-1], 64); err == nil && speed > 0 {
-				return outcome{Rate: speed / 1e9, Send: 1e9 / speed}, nil
+				return outcome{Rate: speed / 1e9, Send: 1e9 / speed, Own: own}, nil
 			}
 		}
 	}
@@ -178,16 +180,19 @@ func (p openssl) run(ctx context.Context, lab *netns.Lab, c benchCase) (got outc
 		return outcome{}, err
 	}
 	defer input.Close()
+	started := time.Now()
 	if err := server.Start(); err != nil {
 		return outcome{}, fmt.Errorf("openssl s_server: %w", err)
 	}
+	var sending time.Duration
 	defer func() {
 		// It serves until it is ended.
 		_ = server.Process.Kill()
 		_ = server.Wait()
 		if err == nil {
-			cpu := server.ProcessState.UserTime() + server.ProcessState.SystemTime()
-			got.Receive = cpu.Seconds() / (got.Rate * c.length.Seconds())
+			receiving := proc.CPUTime(server)
+			got.Receive = receiving.Seconds() / (got.Rate * c.length.Seconds())
+			got.Own = proc.Share(sending+receiving, time.Since(started))
 		}
 	}()
 	if err := awaitListener(ctx, lab, netns.H2); err != nil {
@@ -224,8 +229,8 @@ func (p openssl) run(ctx context.Context, lab *netns.Lab, c benchCase) (got outc
 	if got.Rate < 0.01 {
 		return outcome{}, fmt.Errorf("openssl sent almost nothing: %s", said.Bytes())
 	}
-	cpu := client.ProcessState.UserTime() + client.ProcessState.SystemTime()
-	got.Send = cpu.Seconds() / (got.Rate * c.length.Seconds())
+	sending = proc.CPUTime(client)
+	got.Send = sending.Seconds() / (got.Rate * c.length.Seconds())
 	return got, nil
 }
 
@@ -312,37 +317,9 @@ func (r encryptionReport) markdown() []byte {
 	b.WriteString("\nNot measured: records made by the kernel (kTLS), which this machine's kernel lacks and the plugin does not use; WireGuard, which the kernel\n" +
 		"lacks too; and Gloo with TLS, which was not built here.\n")
 	for _, c := range r.cases {
-		fmt.Fprintf(&b, "\n## %s\n\n%s; %s.\n\n", page.Capital(c.testCase.title), page.Capital(c.Lab.String()), c.Load)
-		of := c.testCase.quantity()
-		table := page.Table{Heading: []string{"contender", "median", "worst", "best", "spread", "CPU s/GB, sender + receiver", "processors in all"}}
-		for _, s := range c.Contenders {
-			all := s.values(of)
-			if len(all) == 0 {
-				table.Add(s.Name, "all runs failed")
-				continue
-			}
-			worst, best := all[0], all[len(all)-1]
-			if of.lowerIsBetter() {
-				worst, best = best, worst
-			}
-			var send, receive, busy []float64
-			for _, o := range s.good() {
-				send, receive, busy = append(send, o.Send), append(receive, o.Receive), append(busy, o.Busy)
-			}
-			cost := "" // of the polling, where messages are this short
-			if !c.testCase.pingPong {
-				cost = fmt.Sprintf("%.2f + %.2f", stats.Median(send), stats.Median(receive))
-			}
-			table.Add(s.Name, of.format(stats.Median(all)), of.format(worst), of.format(best), stats.Spread(all), cost, fmt.Sprintf("%.0f %%", 100*stats.Median(busy)))
-		}
-		table.Markdown(&b)
-		for _, s := range c.Contenders {
-			for i, o := range s.Outcomes {
-				if o.Failure != "" {
-					fmt.Fprintf(&b, "\n%s, run %d failed: %s\n", s.Name, i+1, o.Failure)
-				}
-			}
-		}
+		c.heading(&b)
+		b.WriteString("\n")
+		c.runs(&b)
 	}
 	return b.Bytes()
 }

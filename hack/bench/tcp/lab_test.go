@@ -6,6 +6,8 @@ import (
 	"context"
 	"io"
 	"os"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -136,5 +138,22 @@ func TestFairnessOnUnequalPathsBeatsEqualShares(t *testing.T) {
 	shared, equal := only(t, r, ourName), only(t, r, staticName)
 	if shared.Rate < 1.6*equal.Rate {
 		t.Errorf("%.4f GB/s; equal shares (%s=%s) get %.4f", shared.Rate, staticSetting, staticValue, equal.Rate)
+	}
+}
+
+// The rows of openssl's programs have their processor time, as those of the plugin: both ends of the connection, and the one process
+// that only encrypts.
+func TestEncryptionMeasuresProcessorShareOfOpenssl(t *testing.T) {
+	b := &bench{config: config{Options: options.Options{Rounds: 1}}, out: io.Discard, more: []contender{openssl{strings.Repeat("a1", 32)}, cipher{}}}
+	got, err := b.measure(t.Context(), benchCase{name: "test", size: 64 << 10, depth: 2, connections: 1, length: time.Second, missing: "the plugin is not what is tested"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, ends := range map[string]int{opensslName: 2, cipherName: 1} {
+		o := only(t, got, name)
+		// In cores: each process has one thread.
+		if used := o.Own * float64(runtime.NumCPU()); used < 0.1 || used > float64(ends)+0.1 || o.Rate <= 0 || o.Send <= 0 {
+			t.Errorf("%s: %+v, want the processor time of at most %d processes", name, o, ends)
+		}
 	}
 }

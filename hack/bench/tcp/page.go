@@ -167,8 +167,26 @@ func (r caseResult) limitedByProcessors() bool {
 
 // details writes the section of a case.
 func (r caseResult) details(b *bytes.Buffer) {
+	r.heading(b)
+	fmt.Fprintf(b, " %d rounds at %s.\n\n%s\n", r.Rounds, r.Source, r.Machine.Quiet())
+	r.runs(b)
+	if r.limitedByProcessors() {
+		b.WriteString("\n**The processors were all in use while plain sockets ran: these figures may say more of them than of the network.**\n")
+	}
+	if !r.testCase.idle {
+		fmt.Fprintf(b, "\n![%s](%s)\n", r.testCase.title, r.plotFile())
+	}
+}
+
+// heading begins the section of a case: its name, and a sentence about its network and load.
+func (r caseResult) heading(b *bytes.Buffer) {
 	c := r.testCase
-	fmt.Fprintf(b, "\n## %s\n\n%s; %s. %d rounds at %s.\n\n%s\n", page.Capital(c.title), page.Capital(c.lab.String()), c, r.Rounds, r.Source, r.Machine.Quiet())
+	fmt.Fprintf(b, "\n## %s\n\n%s; %s.", page.Capital(c.title), page.Capital(c.lab.String()), c)
+}
+
+// runs writes what a case is beside its load, the table of its contenders, and what is to say of single runs.
+func (r caseResult) runs(b *bytes.Buffer) {
+	c := r.testCase
 	if c.loss > 0 {
 		fmt.Fprintf(b, "\nEach link loses %g %% of the packets at random, in both directions. It carries single packets instead of segments of up to 64 KiB, which takes processor time.\n", c.loss*100)
 	}
@@ -233,12 +251,6 @@ func (r caseResult) details(b *bytes.Buffer) {
 				fmt.Fprintf(b, "\n%s, run %d: %s\n", s.Name, i+1, c.fault.summary(o.Trace))
 			}
 		}
-	}
-	if r.limitedByProcessors() {
-		b.WriteString("\n**The processors were all in use while plain sockets ran: these figures may say more of them than of the network.**\n")
-	}
-	if !c.idle {
-		fmt.Fprintf(b, "\n![%s](%s)\n", c.title, r.plotFile())
 	}
 }
 

@@ -88,13 +88,21 @@ func (p *Process) Wait() ([]byte, error) {
 // CPUPerGB is the processor time of a process that has exited, in seconds for each GB of these bytes.
 func (p *Process) CPUPerGB(bytes float64) float64 { return p.cpu().Seconds() / (bytes / 1e9) }
 
-func (p *Process) cpu() time.Duration {
-	return p.Cmd.ProcessState.UserTime() + p.Cmd.ProcessState.SystemTime()
+func (p *Process) cpu() time.Duration { return CPUTime(p.Cmd) }
+
+// CPUTime is the processor time of a program that has exited, with its system calls.
+func CPUTime(cmd *exec.Cmd) time.Duration {
+	return cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+}
+
+// Share is the share of all processors' time that programs used in a period.
+func Share(used, period time.Duration) float64 {
+	return used.Seconds() / period.Seconds() / float64(runtime.NumCPU())
 }
 
 // CPUShare is the share of all processors' time that both processes used, since the receiver started.
 func CPUShare(sender, receiver *Process) float64 {
-	return (sender.cpu() + receiver.cpu()).Seconds() / time.Since(receiver.started).Seconds() / float64(runtime.NumCPU())
+	return Share(sender.cpu()+receiver.cpu(), time.Since(receiver.started))
 }
 
 // WaitBoth waits until both sides exit, and returns what one of them wrote. When one fails, the other is killed after a grace
@@ -135,21 +143,27 @@ func WaitBoth(receiver, sender, measuring *Process) ([]byte, error) {
 
 // Output runs a program on this machine and returns what it wrote. The error has the program's standard error.
 func Output(ctx context.Context, program string, arguments ...string) ([]byte, error) {
+	text, _, err := OutputAndCPU(ctx, program, arguments...)
+	return text, err
+}
+
+// OutputAndCPU is Output, and the program's processor time.
+func OutputAndCPU(ctx context.Context, program string, arguments ...string) ([]byte, time.Duration, error) {
 	cmd := exec.CommandContext(ctx, program, arguments...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = 10 * time.Second
 	text, err := cmd.Output()
 	if err == nil {
-		return text, nil
+		return text, CPUTime(cmd), nil
 	}
 	if cause := context.Cause(ctx); cause != nil {
-		return nil, fmt.Errorf("%s: %w", filepath.Base(program), cause)
+		return nil, 0, fmt.Errorf("%s: %w", filepath.Base(program), cause)
 	}
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
-		return nil, fmt.Errorf("%s: %w: %s", filepath.Base(program), err, strings.TrimSpace(string(exit.Stderr)))
+		return nil, 0, fmt.Errorf("%s: %w: %s", filepath.Base(program), err, strings.TrimSpace(string(exit.Stderr)))
 	}
-	return nil, err
+	return nil, 0, err
 }
 
 // JSON is a value of one of our own types as text.
