@@ -45,8 +45,10 @@ func train(ctx context.Context, cluster *env.Cluster, out, progress io.Writer) e
 type training struct {
 	losses     []float64
 	difference float64
-	// facts are the lines about the whole, and network those of the plugin's counters.
-	facts, network []string
+	// facts are the lines about the whole.
+	facts []string
+	// devices are what the master's connections carried, by device.
+	devices map[string]*deviceTraffic
 }
 
 var (
@@ -79,8 +81,14 @@ func parseTraining(logs string) (*training, error) {
 		return nil, fmt.Errorf("a weight differs by %g from that of one process: at most %g", t.difference, weightTolerance)
 	}
 	t.facts = grep(logs, "torch ", "trained ", "accuracy ", "largest difference")
-	t.network = grep(logs, "evenkeel_")
-	if len(grep(logs, "backend evenkeel")) == 0 || len(t.network) == 0 {
+	if t.devices, err = parseTraffic(logs); err != nil {
+		return nil, err
+	}
+	carried := false
+	for _, of := range t.devices {
+		carried = carried || of.sent > 0 && of.received > 0
+	}
+	if len(grep(logs, "backend evenkeel")) == 0 || !carried {
 		return nil, errors.New("the log does not show that backend evenkeel carried it")
 	}
 	return &t, nil
@@ -102,7 +110,7 @@ func trainPage(out io.Writer, result *jobResult) error {
 	p("The image is Debian's PyTorch. Backend evenkeel came with the annotation.\n\n%s", injected)
 	p("\n%s\n", strings.Join(t.facts, "\n"))
 	p("\nLoss\n%s", lossChart(t.losses))
-	p("\nWhat the master's connections carried\n%s\n", strings.Join(t.network, "\n"))
+	p("\nWhat the master's connections carried\n%s\n", strings.Join(trafficLines(t.devices), "\n"))
 	return nil
 }
 

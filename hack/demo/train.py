@@ -18,7 +18,10 @@ STEPS = 100
 BATCH = 64
 SIZE = 24
 """Pixels of a picture's side."""
-NETWORK_NAMES = ("evenkeel_message_bytes_total", "evenkeel_flow_bytes_total", "evenkeel_flow_retransmits_total", "evenkeel_flows_lost_total")
+NETWORK_NAMES = (
+    *("evenkeel_message_bytes_total", "evenkeel_flow_bytes_total", "evenkeel_flow_retransmits_total"),
+    *("evenkeel_flows_lost_total", "evenkeel_flows_replaced_total", "evenkeel_repaths_total", "evenkeel_recoveries_total"),
+)
 
 
 def pictures(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
