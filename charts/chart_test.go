@@ -122,6 +122,36 @@ func TestWebhooksFailClosedForLabelledPodsOnly(t *testing.T) {
 	}
 }
 
+// The webhook that only looks on refuses nothing when it does not answer, and is called for annotated objects alone.
+func TestValidatingWebhookRefusesNothing(t *testing.T) {
+	objects := render(t, "evenkeel")
+	webhooks, _, _ := unstructured.NestedSlice(objects["ValidatingWebhookConfiguration/evenkeel"].Object, "webhooks")
+	if len(webhooks) != 1 {
+		t.Fatalf("%d webhooks, want 1", len(webhooks))
+	}
+	w := webhooks[0].(map[string]any)
+	conditions, _, _ := unstructured.NestedSlice(w, "matchConditions")
+	if w["failurePolicy"] != "Ignore" || w["sideEffects"] != "NoneOnDryRun" || len(conditions) != 2 {
+		t.Errorf("%+v", w)
+	}
+	if service, _, _ := unstructured.NestedString(w, "clientConfig", "service", "name"); objects["Service/"+service] == nil {
+		t.Errorf("it calls Service %q, which the chart does not make", service)
+	}
+	rules, _, _ := unstructured.NestedSlice(w, "rules")
+	for _, item := range rules {
+		rule := item.(map[string]any)
+		operations, _, _ := unstructured.NestedStringSlice(rule, "operations")
+		groups, _, _ := unstructured.NestedStringSlice(rule, "apiGroups")
+		// Leases are updated every few seconds, for each node.
+		if slices.Contains(operations, "UPDATE") && slices.ContainsFunc(groups, func(g string) bool { return slices.Contains([]string{"*", "", "coordination.k8s.io"}, g) }) {
+			t.Errorf("updates of the groups %q are looked at", groups)
+		}
+	}
+	if objects["ValidatingAdmissionPolicyBinding/evenkeel-webhook-events"] == nil {
+		t.Error("no policy says which Events the webhook may write")
+	}
+}
+
 // TestInjectionByPolicyHasNoWebhook: no webhook, no certificate and no Service that the API server calls; and what the API server
 // cannot evaluate refuses only pods that ask for Evenkeel.
 func TestInjectionByPolicyHasNoWebhook(t *testing.T) {
@@ -130,7 +160,7 @@ func TestInjectionByPolicyHasNoWebhook(t *testing.T) {
 	for key, object := range objects {
 		kind, name, _ := strings.Cut(key, "/")
 		switch {
-		case kind == "MutatingWebhookConfiguration" || kind == "Secret" || strings.Contains(name, "webhook") || strings.Contains(name, "certificates") || strings.HasSuffix(name, "reports"):
+		case strings.HasSuffix(kind, "WebhookConfiguration") || kind == "Secret" || strings.Contains(name, "webhook") || strings.Contains(name, "certificates") || strings.HasSuffix(name, "reports"):
 			t.Errorf("%s goes with the webhook", key)
 		case kind == "MutatingAdmissionPolicy":
 			policies++
@@ -330,7 +360,7 @@ func TestPermissionsAreNarrow(t *testing.T) {
 		"events":                        {""},
 		"leases":                        {"evenkeel-controller"},
 		"secrets":                       {"evenkeel-webhook-cert"}, // and the CA's, which is seen to below
-		"mutatingwebhookconfigurations": {"evenkeel"},
+		"mutatingwebhookconfigurations": {"evenkeel"}, "validatingwebhookconfigurations": {"evenkeel"},
 		// Without it, pods do not wait; nothing is changed of anybody's.
 		"mutatingadmissionpolicybindings": {"evenkeel-pod-gates"},
 	}
@@ -710,7 +740,7 @@ func TestWebhookCannotChangeItsConfiguration(t *testing.T) {
 			resources, _, _ := unstructured.NestedStringSlice(rule, "resources")
 			verbs, _, _ := unstructured.NestedStringSlice(rule, "verbs")
 			names, _, _ := unstructured.NestedStringSlice(rule, "resourceNames")
-			if slices.Contains(resources, "mutatingwebhookconfigurations") {
+			if slices.Contains(resources, "mutatingwebhookconfigurations") || slices.Contains(resources, "validatingwebhookconfigurations") {
 				// Without it, jobs get no plugin; nothing is sent to anybody.
 				if slices.Contains(verbs, "delete") && (role != "ClusterRole/evenkeel-controller" || !slices.Equal(names, []string{"evenkeel"})) {
 					t.Errorf("%s: %s may delete the webhook configurations %q", source, role, names)
@@ -741,8 +771,10 @@ func TestCertManager(t *testing.T) {
 			t.Errorf("there is a %s", key)
 		}
 	}
-	if from := objects["MutatingWebhookConfiguration/evenkeel"].GetAnnotations()["cert-manager.io/inject-ca-from"]; from != "some-namespace/evenkeel-webhook" {
-		t.Errorf("the CA is injected from %q", from)
+	for _, kind := range []string{"Mutating", "Validating"} {
+		if from := objects[kind+"WebhookConfiguration/evenkeel"].GetAnnotations()["cert-manager.io/inject-ca-from"]; from != "some-namespace/evenkeel-webhook" {
+			t.Errorf("%s: the CA is injected from %q", kind, from)
+		}
 	}
 	secret, _, _ := unstructured.NestedString(objects["Certificate/evenkeel-webhook"].Object, "spec", "secretName")
 	volumes, _, _ := unstructured.NestedSlice(objects["Deployment/evenkeel-webhook"].Object, "spec", "template", "spec", "volumes")
@@ -818,7 +850,8 @@ func TestCommonValues(t *testing.T) {
 	if err != nil || !strings.Contains(string(text), `"hostNetwork":true`) || !strings.Contains(string(text), `"--port=10443"`) {
 		t.Errorf("%v: %s", err, text)
 	}
-	if objects["Service/evenkeel-webhook"].GetAnnotations()["a"] != "b" || objects["MutatingWebhookConfiguration/evenkeel"].GetAnnotations()["c"] != "d" {
+	if objects["Service/evenkeel-webhook"].GetAnnotations()["a"] != "b" || objects["MutatingWebhookConfiguration/evenkeel"].GetAnnotations()["c"] != "d" ||
+		objects["ValidatingWebhookConfiguration/evenkeel"].GetAnnotations()["c"] != "d" {
 		t.Error("annotations of the Service or of the webhook configuration are missing")
 	}
 	for _, key := range []string{"PodDisruptionBudget/evenkeel-webhook", "PodDisruptionBudget/evenkeel-controller", "NetworkPolicy/evenkeel"} {

@@ -147,6 +147,15 @@ spec:
 {{- join ", " $all -}}
 {{- end -}}
 
+{{- /* Their API groups. */ -}}
+{{- define "evenkeel.jobGroups" -}}
+{{- $all := list -}}
+{{- range (include "evenkeel.jobRules" "CREATE" | fromYamlArray) -}}
+{{- $all = append $all (first .apiGroups) -}}
+{{- end -}}
+{{- uniq $all | join ", " -}}
+{{- end -}}
+
 {{- /* Whether the controller makes keys of jobs: the webhook names them, and reduction servers have some. */ -}}
 {{- define "evenkeel.makesKeys" -}}
 {{- if or (eq (include "evenkeel.injectionMode" .) "Webhook") .Values.reduction.image -}}

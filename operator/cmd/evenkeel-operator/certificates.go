@@ -41,7 +41,7 @@ func certificatesCommand() *cobra.Command {
 	cmd.Flags().StringVar(&c.secret, "secret", "", "the Secret that holds the certificate; it has to exist, and may be empty")
 	cmd.Flags().StringVar(&c.authoritySecret, "ca-secret", "", "the Secret that holds the CA and its key; it has to exist, and may be empty")
 	cmd.Flags().StringVar(&c.service, "service", "", "the Service that the API server calls")
-	cmd.Flags().StringVar(&c.webhookConfiguration, "webhook-config", "", "the MutatingWebhookConfiguration that gets the CA")
+	cmd.Flags().StringVar(&c.webhookConfiguration, "webhook-config", "", "the MutatingWebhookConfiguration and the ValidatingWebhookConfiguration that get the CA")
 	return cmd
 }
 

@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/certwatcher"
@@ -29,6 +30,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/admission"
 	"evenkeel.dev/evenkeel/operator/internal/certs"
+	"evenkeel.dev/evenkeel/operator/internal/kube/events"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
 )
 
@@ -172,6 +174,11 @@ func (w *webhookRole) run(ctx context.Context) error {
 	}
 	mgr.GetWebhookServer().Register("/mutate-annotated-pod", admission.AnnotatedPods(mgr.GetScheme(), mgr.GetClient(), mgr.GetAPIReader(), siblings, reports.get))
 	checks = append(checks, siblings.Ready)
+	queue := events.NewQueue(mgr.GetClient())
+	if err := mgr.Add(queue); err != nil {
+		return fmt.Errorf("queue of Events: %w", err)
+	}
+	mgr.GetWebhookServer().Register("/validate-without-effect", admission.WithoutEffect(mgr.GetClient(), queue, clock.RealClock{}))
 	return serve(ctx, mgr, checks)
 }
 

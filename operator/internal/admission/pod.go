@@ -1,4 +1,5 @@
-// Package admission has the two webhooks: one pins a profile to a job, the other adds the plugin to the job's pods.
+// Package admission has the webhooks: one pins a profile to a job, another adds the plugin to the job's pods, and one looks for annotations
+// without an effect.
 package admission
 
 import (

@@ -127,24 +127,15 @@ func (w workloadPinner) addDefaultProfile(ctx context.Context, job *unstructured
 // handleOwned answers for a job that a controller made. It stays as it is, since its owner is the one to annotate. Where the
 // owner is of a kind that Evenkeel does not know, nothing was pinned: a warning says so, and a metric counts it.
 func handleOwned(job *unstructured.Unstructured, owner *metav1.OwnerReference, operation admissionv1.Operation) admission.Response {
-	templates, err := workload.Templates(job)
-	if operation != admissionv1.Create || err != nil { // the API server's own validation reports an invalid template better
+	if operation != admissionv1.Create {
 		return admission.Allowed("")
 	}
-	pinned := func(t workload.Template) bool {
-		return t.Label(evenkeel.ProfileKey) != "" && t.Annotations()[evenkeel.DeliveryKey] != ""
-	}
-	if len(templates) > 0 && !slices.ContainsFunc(templates, func(t workload.Template) bool { return !pinned(t) }) {
+	why := ownedWithoutEffect(job, owner)
+	if why == "" {
 		return admission.Allowed("")
 	}
 	metrics.Job(metrics.Skipped)
-	var kinds []string
-	for _, k := range workload.Kinds() {
-		kinds = append(kinds, k.String())
-	}
-	return admission.Allowed("").WithWarnings(fmt.Sprintf(
-		"annotation %s has no effect on a %s that %s %s made: its pods run without the plugin. Only objects without an owner are injected, of the kinds %s",
-		evenkeel.ProfileKey, job.GetKind(), owner.Kind, owner.Name, strings.Join(kinds, ", ")))
+	return admission.Allowed("").WithWarnings(why)
 }
 
 // handleUpdate answers an update. A job keeps what it was created with; a warning says so if the update asks for something else.
@@ -156,18 +147,8 @@ func handleUpdate(job *unstructured.Unstructured, name string, old []byte) admis
 			return admission.Allowed("").WithWarnings(fmt.Sprintf("annotation %s: a job keeps the %s that it was created with: create a new job", kept.key, kept.what))
 		}
 	}
-	if name == "" {
-		return admission.Allowed("")
-	}
-	templates, err := workload.Templates(job)
-	if err != nil {
-		return admission.Allowed("") // the API server's own validation reports it better
-	}
-	for _, t := range templates {
-		if has := t.Label(evenkeel.ProfileKey); has != name {
-			return admission.Allowed("").WithWarnings(fmt.Sprintf(
-				"annotation %s: %s has no effect on an existing job (its %s has %q): create a new job with it", evenkeel.ProfileKey, name, t.Path, has))
-		}
+	if why := changedWithoutEffect(job, name); why != "" {
+		return admission.Allowed("").WithWarnings(why)
 	}
 	return admission.Allowed("")
 }

@@ -14,9 +14,11 @@ import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -43,8 +45,8 @@ const (
 	fieldOwner = client.FieldOwner("evenkeel-certs")
 )
 
-// Issuer makes a CA and a server certificate, renews them, and writes the CA into the webhook configuration. It is the only one who
-// may change that: whoever can, can have every object of the cluster sent to him.
+// Issuer makes a CA and a server certificate, renews them, and writes the CA into the webhook configurations. It is the only one who
+// may change those: whoever can, can have every object of the cluster sent to him.
 type Issuer struct {
 	Names
 	// Authority is the Secret that has the CA's private key. It has to exist, and may be empty.
@@ -63,7 +65,15 @@ func (s *Issuer) SetupWithManager(mgr manager.Manager) error {
 	return builder.ControllerManagedBy(mgr).Named("certs").
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(always)).
 		Watches(&admissionregistrationv1.MutatingWebhookConfiguration{}, handler.EnqueueRequestsFromMapFunc(always)).
+		Watches(&admissionregistrationv1.ValidatingWebhookConfiguration{}, handler.EnqueueRequestsFromMapFunc(always)).
 		Complete(s)
+}
+
+// Cached narrows the manager's cache to the issuer's objects, so that the permissions can name them.
+func (s *Issuer) Cached() map[client.Object]cache.ByObject {
+	all := s.Names.Cached()
+	all[&admissionregistrationv1.ValidatingWebhookConfiguration{}] = cache.ByObject{Field: fields.OneTermEqualSelector("metadata.name", s.WebhookConfiguration)}
+	return all
 }
 
 // Reconcile updates the two Secrets and the webhook configuration, in an order in which what is served is trusted at any time.
@@ -177,25 +187,47 @@ func keyPair(data map[string][]byte) (*rotator.KeyPairArtifacts, error) {
 	return ca, err
 }
 
-// trust writes what is to be trusted into every webhook of the configuration, if it differs.
+// trust writes what is to be trusted into every webhook of both configurations, if it differs. Only the mutating one has to exist.
 func (s *Issuer) trust(ctx context.Context, roots []byte) error {
-	config := &admissionregistrationv1.MutatingWebhookConfiguration{}
-	if err := s.client.Get(ctx, types.NamespacedName{Name: s.WebhookConfiguration}, config); err != nil {
+	mutating := &admissionregistrationv1.MutatingWebhookConfiguration{}
+	if err := s.client.Get(ctx, types.NamespacedName{Name: s.WebhookConfiguration}, mutating); err != nil {
 		return fmt.Errorf("read MutatingWebhookConfiguration %s, which has to exist: %w", s.WebhookConfiguration, err)
 	}
-	before, changed := config.DeepCopy(), false
-	for i := range config.Webhooks {
-		if !bytes.Equal(config.Webhooks[i].ClientConfig.CABundle, roots) {
-			config.Webhooks[i].ClientConfig.CABundle, changed = roots, true
+	before, bundles := mutating.DeepCopy(), []*[]byte{}
+	for i := range mutating.Webhooks {
+		bundles = append(bundles, &mutating.Webhooks[i].ClientConfig.CABundle)
+	}
+	if err := s.put(ctx, mutating, before, bundles, roots); err != nil {
+		return fmt.Errorf("put the CA into MutatingWebhookConfiguration %s: %w", s.WebhookConfiguration, err)
+	}
+	validating := &admissionregistrationv1.ValidatingWebhookConfiguration{}
+	if err := s.client.Get(ctx, types.NamespacedName{Name: s.WebhookConfiguration}, validating); apierrors.IsNotFound(err) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("read ValidatingWebhookConfiguration %s: %w", s.WebhookConfiguration, err)
+	}
+	earlier := validating.DeepCopy()
+	bundles = nil
+	for i := range validating.Webhooks {
+		bundles = append(bundles, &validating.Webhooks[i].ClientConfig.CABundle)
+	}
+	if err := s.put(ctx, validating, earlier, bundles, roots); err != nil {
+		return fmt.Errorf("put the CA into ValidatingWebhookConfiguration %s: %w", s.WebhookConfiguration, err)
+	}
+	return nil
+}
+
+// put writes the roots into the bundles of a configuration, unless all have them.
+func (s *Issuer) put(ctx context.Context, config, before client.Object, bundles []*[]byte, roots []byte) error {
+	changed := false
+	for _, bundle := range bundles {
+		if !bytes.Equal(*bundle, roots) {
+			*bundle, changed = roots, true
 		}
 	}
 	if !changed {
 		return nil
 	}
 	// The lock prevents one with an older Secret from overwriting the CA of a faster one.
-	patch := client.StrategicMergeFrom(before, client.MergeFromWithOptimisticLock{})
-	if err := s.client.Patch(ctx, config, patch, fieldOwner); err != nil {
-		return fmt.Errorf("put the CA into MutatingWebhookConfiguration %s: %w", s.WebhookConfiguration, err)
-	}
-	return nil
+	return s.client.Patch(ctx, config, client.StrategicMergeFrom(before, client.MergeFromWithOptimisticLock{}), fieldOwner)
 }

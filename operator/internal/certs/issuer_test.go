@@ -40,6 +40,10 @@ func newRig(data map[string][]byte) *rig {
 			ObjectMeta: metav1.ObjectMeta{Name: "evenkeel"},
 			Webhooks:   []admissionregistrationv1.MutatingWebhook{{Name: "a.evenkeel.dev"}, {Name: "b.evenkeel.dev"}},
 		},
+		&admissionregistrationv1.ValidatingWebhookConfiguration{
+			ObjectMeta: metav1.ObjectMeta{Name: "evenkeel"},
+			Webhooks:   []admissionregistrationv1.ValidatingWebhook{{Name: "c.evenkeel.dev"}},
+		},
 	).WithInterceptorFuncs(interceptor.Funcs{
 		Update: func(ctx context.Context, c client.WithWatch, object client.Object, options ...client.UpdateOption) error {
 			r.writes++
@@ -97,14 +101,25 @@ func (r *rig) verify(t *testing.T, at time.Time) {
 	if err := r.client.Get(t.Context(), types.NamespacedName{Name: r.WebhookConfiguration}, config); err != nil {
 		t.Fatal(err)
 	}
+	validating := &admissionregistrationv1.ValidatingWebhookConfiguration{}
+	if err := r.client.Get(t.Context(), types.NamespacedName{Name: r.WebhookConfiguration}, validating); err != nil {
+		t.Fatal(err)
+	}
+	bundles := map[string][]byte{}
 	for _, webhook := range config.Webhooks {
+		bundles[webhook.Name] = webhook.ClientConfig.CABundle
+	}
+	for _, webhook := range validating.Webhooks {
+		bundles[webhook.Name] = webhook.ClientConfig.CABundle
+	}
+	for name, bundle := range bundles {
 		roots := x509.NewCertPool()
-		if !roots.AppendCertsFromPEM(webhook.ClientConfig.CABundle) {
-			t.Errorf("%s has no CA", webhook.Name)
+		if !roots.AppendCertsFromPEM(bundle) {
+			t.Errorf("%s has no CA", name)
 			continue
 		}
 		if _, err := leaf.Verify(x509.VerifyOptions{DNSName: "hook.system.svc", Roots: roots, CurrentTime: at}); err != nil {
-			t.Errorf("%s would refuse the certificate: %v", webhook.Name, err)
+			t.Errorf("%s would refuse the certificate: %v", name, err)
 		}
 	}
 }
@@ -119,11 +134,11 @@ func TestCertificateFromEmptySecret(t *testing.T) {
 		t.Errorf("not ready: %v", err)
 	}
 	r.verify(t, time.Now())
-	if r.writes != 3 {
+	if r.writes != 4 {
 		t.Errorf("%d writes, want one per object", r.writes)
 	}
 	r.reconcile(t)
-	if r.writes != 3 {
+	if r.writes != 4 {
 		t.Errorf("%d writes after a second look, want none more", r.writes)
 	}
 	if _, found := r.data(t, r.Secret)[caKeyKey]; found {

@@ -1,7 +1,7 @@
 // Package certs creates and renews the webhook server's certificate, unless it is supplied.
 //
-// Certificates are created and verified by cert-controller. An [Issuer] writes them, with permissions for two Secrets and one
-// MutatingWebhookConfiguration. A [Server] only reads. It serves the certificate from memory, so that a first start does not wait
+// Certificates are created and verified by cert-controller. An [Issuer] writes them, with permissions for two Secrets and two
+// webhook configurations. A [Server] only reads. It serves the certificate from memory, so that a first start does not wait
 // a minute or more until the kubelet refreshes a mounted Secret.
 package certs
 
@@ -29,7 +29,7 @@ import (
 type Names struct {
 	// Secret has the server's certificate. It has to exist: the chart owns it, so that uninstalling deletes it.
 	Secret types.NamespacedName
-	// WebhookConfiguration is the MutatingWebhookConfiguration whose webhooks all get the CA.
+	// WebhookConfiguration is the MutatingWebhookConfiguration, and the ValidatingWebhookConfiguration, whose webhooks all get the CA.
 	WebhookConfiguration string
 	// Service is the Service that the API server calls, in the Secret's namespace.
 	Service string

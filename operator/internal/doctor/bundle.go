@@ -55,7 +55,7 @@ func bundledKinds() []bundled {
 		ofUs("NetworkProfile"), ofUs("NetworkCheckPolicy"), ofUs("NetworkCheck"), ofUs("NodeNetworkHealth"), ofUs("ReductionService"),
 		own("apps", "v1", "Deployment"), own("apps", "v1", "ReplicaSet"), own("batch", "v1", "Job"), own("", "v1", "Pod"), own("", "v1", "Service"),
 		{GroupVersionKind: schema.GroupVersionKind{Version: "v1", Kind: "Event"}, own: true, keep: isAbout},
-		admission("MutatingWebhookConfiguration"), admission("MutatingAdmissionPolicy"), admission("MutatingAdmissionPolicyBinding"),
+		admission("MutatingWebhookConfiguration"), admission("ValidatingWebhookConfiguration"), admission("MutatingAdmissionPolicy"), admission("MutatingAdmissionPolicyBinding"),
 		{GroupVersionKind: schema.GroupVersionKind{Version: "v1", Kind: "Node"}, reduce: nodeSummary},
 	}
 }

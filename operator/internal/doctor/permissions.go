@@ -18,6 +18,7 @@ var installs = []schema.GroupResource{
 	{Group: "rbac.authorization.k8s.io", Resource: "clusterroles"},
 	{Group: "rbac.authorization.k8s.io", Resource: "clusterrolebindings"},
 	{Group: "admissionregistration.k8s.io", Resource: "mutatingwebhookconfigurations"},
+	{Group: "admissionregistration.k8s.io", Resource: "validatingwebhookconfigurations"},
 	{Group: "admissionregistration.k8s.io", Resource: "validatingadmissionpolicies"},
 	{Group: "admissionregistration.k8s.io", Resource: "validatingadmissionpolicybindings"},
 	{Group: "scheduling.k8s.io", Resource: "priorityclasses"},

@@ -41,16 +41,20 @@ func Gates(c client.Client, now clock.PassiveClock) []Step {
 
 // WebhookConfiguration is the step after which jobs and pods are created without the webhook.
 func WebhookConfiguration(c client.Client, name string) Step {
-	return Step{"delete the webhook configuration", func(ctx context.Context) ([]sweep.Item, error) {
-		configuration := &admissionregistrationv1.MutatingWebhookConfiguration{}
-		err := c.Get(ctx, client.ObjectKey{Name: name}, configuration)
-		if apierrors.IsNotFound(err) {
-			return nil, nil
+	return Step{"delete the webhook configurations", func(ctx context.Context) ([]sweep.Item, error) {
+		var items []sweep.Item
+		for kind, configuration := range map[string]client.Object{
+			"MutatingWebhookConfiguration":   &admissionregistrationv1.MutatingWebhookConfiguration{},
+			"ValidatingWebhookConfiguration": &admissionregistrationv1.ValidatingWebhookConfiguration{},
+		} {
+			err := c.Get(ctx, client.ObjectKey{Name: name}, configuration)
+			if err == nil {
+				items = append(items, deletion(c, configuration, kind))
+			} else if !apierrors.IsNotFound(err) {
+				return nil, fmt.Errorf("read the %s %s: %w", kind, name, err)
+			}
 		}
-		if err != nil {
-			return nil, fmt.Errorf("read the MutatingWebhookConfiguration %s: %w", name, err)
-		}
-		return []sweep.Item{deletion(c, configuration, "MutatingWebhookConfiguration")}, nil
+		return items, nil
 	}}
 }
 

@@ -202,12 +202,13 @@ func TestControllerOpensGatesWhenItsNamespaceIsDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	configuration := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "leaving"}}
+	validating := &admissionregistrationv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "leaving"}}
 	gates := &admissionregistrationv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: "leaving"}, Spec: admissionregistrationv1.MutatingAdmissionPolicyBindingSpec{PolicyName: "leaving"}}
 	cleaner := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "leaving"}, Rules: []rbacv1.PolicyRule{{
-		APIGroups: []string{admissionregistrationv1.GroupName}, Resources: []string{"mutatingwebhookconfigurations", "mutatingadmissionpolicybindings"}, ResourceNames: []string{"leaving"}, Verbs: []string{"get", "delete"},
+		APIGroups: []string{admissionregistrationv1.GroupName}, Resources: []string{"mutatingwebhookconfigurations", "validatingwebhookconfigurations", "mutatingadmissionpolicybindings"}, ResourceNames: []string{"leaving"}, Verbs: []string{"get", "delete"},
 	}}}
 	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "leaving"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "leaving"}, Subjects: everything.Subjects}
-	for _, object := range []client.Object{configuration, gates, cleaner, binding} {
+	for _, object := range []client.Object{configuration, validating, gates, cleaner, binding} {
 		if err := admin.Create(t.Context(), object); err != nil {
 			t.Fatal(err)
 		}
@@ -245,6 +246,9 @@ func TestControllerOpensGatesWhenItsNamespaceIsDeleted(t *testing.T) {
 		}
 		if err := admin.Get(t.Context(), client.ObjectKeyFromObject(configuration), configuration); apierrors.IsNotFound(err) != deleted {
 			t.Errorf("deleted %t: the webhook configuration: %v", deleted, err)
+		}
+		if err := admin.Get(t.Context(), client.ObjectKeyFromObject(validating), validating); apierrors.IsNotFound(err) != deleted {
+			t.Errorf("deleted %t: the validating webhook configuration: %v", deleted, err)
 		}
 		if err := admin.Get(t.Context(), client.ObjectKeyFromObject(gates), gates); apierrors.IsNotFound(err) != deleted {
 			t.Errorf("deleted %t: the binding of the policy that gates pods: %v", deleted, err)

@@ -100,7 +100,7 @@ func (i *installation) adapt(object *unstructured.Unstructured) error {
 	switch object.GetKind() {
 	case "Service":
 		object.Object["spec"] = map[string]any{"type": "ExternalName", "externalName": "localhost"}
-	case "MutatingWebhookConfiguration":
+	case "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration":
 		webhooks, _, err := unstructured.NestedSlice(object.Object, "webhooks")
 		if err != nil {
 			return err

@@ -484,7 +484,13 @@ func TestPermissionsAreNarrow(t *testing.T) {
 		{"evenkeel-webhook", "list", "", "secrets", systemNamespace, "", false},
 		{"evenkeel-webhook", "get", "", "secrets", "default", "evenkeel-webhook-cert", false},
 		{"evenkeel-webhook", "patch", "admissionregistration.k8s.io", "mutatingwebhookconfigurations", "", "another", false},
+		{"evenkeel-webhook", "patch", "admissionregistration.k8s.io", "validatingwebhookconfigurations", "", "evenkeel", false},
+		{"evenkeel-certificates", "patch", "admissionregistration.k8s.io", "validatingwebhookconfigurations", "", "evenkeel", true},
+		{"evenkeel-certificates", "patch", "admissionregistration.k8s.io", "validatingwebhookconfigurations", "", "another", false},
 		{"evenkeel-webhook", "create", "", "pods", "default", "", false},
+		// Of which reasons, an admission policy says.
+		{"evenkeel-webhook", "create", "", "events", "default", "", true},
+		{"evenkeel-webhook", "list", "", "events", "default", "", false},
 		{"evenkeel-webhook", "patch", "evenkeel.dev", "networkprofiles", "", "default", false},
 		{"evenkeel-controller", "patch", "evenkeel.dev", "networkprofiles", "", "default", true},
 		{"evenkeel-controller", "patch", "evenkeel.dev", "networkprofiles", "", "another", false},
