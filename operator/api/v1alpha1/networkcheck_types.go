@@ -156,10 +156,10 @@ type NodeSet struct {
 
 // CheckOptions say how nodes are checked.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.stages) || !self.stages.exists(s, s == 'Rails') || (has(self.rails) && self.runner.type == 'Bench')",message="stage Rails needs rails, the number of devices of a node, and the runner Bench"
-// +kubebuilder:validation:XValidation:rule="!has(self.stages) || !self.stages.exists(s, s == 'RDMA') || self.runner.type == 'Bench'",message="stage RDMA needs the runner Bench"
+// +kubebuilder:validation:XValidation:rule="!has(self.stages) || !self.stages.exists(s, s == 'Rails') || (has(self.rails) && (!has(self.runner) || !has(self.runner.type) || self.runner.type == 'Bench'))",message="stage Rails needs rails, the number of devices of a node, and the runner Bench"
+// +kubebuilder:validation:XValidation:rule="!has(self.stages) || !self.stages.exists(s, s == 'RDMA') || !has(self.runner) || !has(self.runner.type) || self.runner.type == 'Bench'",message="stage RDMA needs the runner Bench"
 // +kubebuilder:validation:XValidation:rule="!has(self.stages) || !(self.stages.exists(s, s == 'Rails' || s == 'Gang')) || self.stages.exists(s, s == 'Pairs')",message="stages Rails and Gang work with what stage Pairs found: name Pairs too"
-// +kubebuilder:validation:XValidation:rule="!has(self.sweep) || !has(self.sweep.collective) || self.sweep.collective == 'AllReduce' || self.runner.type == 'NCCLTests'",message="the runner Bench has the collective AllReduce only"
+// +kubebuilder:validation:XValidation:rule="!has(self.sweep) || !has(self.sweep.collective) || self.sweep.collective == 'AllReduce' || (has(self.runner) && has(self.runner.type) && self.runner.type == 'NCCLTests')",message="the runner Bench has the collective AllReduce only: for another one, name the runner NCCLTests"
 type CheckOptions struct {
 	// stages to run. The order of the list does not matter. Default: Capacity, Local, Pairs.
 	// +optional
@@ -183,7 +183,8 @@ type CheckOptions struct {
 	BusyNodes BusyNodes `json:"busyNodes,omitempty"`
 
 	// runner is the benchmark.
-	// +required
+	// +optional
+	// +kubebuilder:default={launcher:Auto}
 	Runner RunnerSpec `json:"runner,omitzero"`
 
 	// sweep says what the benchmark measures.
@@ -234,11 +235,15 @@ type CheckOptions struct {
 
 // RunnerSpec is the benchmark and its launcher.
 //
-// +kubebuilder:validation:XValidation:rule="self.type != 'NCCLTests' || has(self.gpusPerNode)",message="the runner NCCLTests needs gpusPerNode"
-// +kubebuilder:validation:XValidation:rule="self.type != 'Bench' || !has(self.gpusPerNode)",message="the runner Bench uses no GPU: leave gpusPerNode out"
+// +kubebuilder:validation:MinProperties=1
+// +kubebuilder:validation:XValidation:rule="!has(self.type) || self.type != 'NCCLTests' || has(self.gpusPerNode)",message="the runner NCCLTests needs gpusPerNode"
+// +kubebuilder:validation:XValidation:rule="!has(self.gpusPerNode) || (has(self.type) && self.type == 'NCCLTests')",message="gpusPerNode goes with the runner NCCLTests, which has to be named: the runner Bench uses no GPU"
 type RunnerSpec struct {
-	// type is the benchmark: Bench or NCCLTests.
-	// +required
+	// type is the benchmark: Bench or NCCLTests. Default: NCCLTests, with all GPUs of the node that has the fewest, where Evenkeel was
+	// installed with an image of it and every node that is tested offers whole GPUs of NVIDIA's; else Bench. It is chosen when the check
+	// starts, and is then in status.runner. Bench it is too with an image of one's own, busyNodes Test, the stages RDMA and Rails, and
+	// with fewer than two GPUs for the stage Local.
+	// +optional
 	Type RunnerType `json:"type,omitempty"`
 
 	// image has the benchmark and, for MPIJobs, mpirun and sshd; its user is numeric and not root. Default: the
@@ -433,6 +438,10 @@ type NetworkCheckStatus struct {
 	// launcher is the one that started the benchmark's processes.
 	// +optional
 	Launcher Launcher `json:"launcher,omitempty"`
+
+	// runner is the benchmark: the one that spec.runner.type names, or that was chosen when the check started.
+	// +optional
+	Runner RunnerType `json:"runner,omitempty"`
 
 	// summary counts nodes and runs.
 	// +optional

@@ -1,11 +1,18 @@
 package accelerator
 
 import (
+	"strconv"
+	"strings"
+
 	corev1 "k8s.io/api/core/v1"
 )
 
 // sharingLabel says how a GPU is offered several times. A pod can request only one of such GPUs.
 const sharingLabel = "nvidia.com/gpu.sharing-strategy"
+
+// productLabel names the GPUs. Where they are divided and offered as if they were whole (MIG strategy single), the name contains
+// partOfProduct, such as NVIDIA-A100-SXM4-40GB-MIG-1g.5gb.
+const productLabel, partOfProduct = "nvidia.com/gpu.product", "-MIG-"
 
 // sameDevices are other names of devices that the first name offers too. A pod cannot get one device by two names.
 var sameDevices = map[corev1.ResourceName][]corev1.ResourceName{
@@ -31,6 +38,19 @@ func Offered(nodes ...*corev1.Node) corev1.ResourceList {
 		}
 	}
 	return offered
+}
+
+// WholeGPUs is the number of NVIDIA's GPUs that a pod can get of the node undivided and for itself. NCCL takes no parts of GPUs, and no GPU
+// twice.
+func WholeGPUs(node *corev1.Node) int64 {
+	if strings.Contains(node.Labels[productLabel], partOfProduct) {
+		return 0
+	}
+	if replicas, err := strconv.Atoi(node.Labels[gpu+replicasSuffix]); err == nil && replicas > 1 {
+		return 0
+	}
+	count := ofNode(node)[gpu]
+	return count.Value()
 }
 
 func ofNode(node *corev1.Node) corev1.ResourceList {

@@ -8,7 +8,32 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
+
+// NCCL takes whole GPUs, each of them once.
+func TestAcceleratorWholeGPUs(t *testing.T) {
+	for name, test := range map[string]struct {
+		labels   map[string]string
+		resource corev1.ResourceName
+		want     int64
+	}{
+		"whole":                   {map[string]string{"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}, "nvidia.com/gpu", 8},
+		"shared":                  {map[string]string{"nvidia.com/gpu.sharing-strategy": "time-slicing"}, "nvidia.com/gpu", 0},
+		"shared, by its replicas": {map[string]string{"nvidia.com/gpu.replicas": "4"}, "nvidia.com/gpu", 0},
+		"not shared":              {map[string]string{"nvidia.com/gpu.replicas": "1", "nvidia.com/gpu.sharing-strategy": "none"}, "nvidia.com/gpu", 8},
+		"shared by another name":  {nil, "nvidia.com/gpu.shared", 0},
+		"divided":                 {map[string]string{"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"}, "nvidia.com/gpu", 0},
+		"divided, mixed":          {nil, "nvidia.com/mig-1g.10gb", 0},
+		"AMD's":                   {nil, "amd.com/gpu", 0},
+		"none":                    {nil, "cpu", 0},
+	} {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: test.labels}, Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{test.resource: resource.MustParse("8")}}}
+		if got := WholeGPUs(node); got != test.want {
+			t.Errorf("%s: %d, want %d", name, got, test.want)
+		}
+	}
+}
 
 func TestAcceleratorsOffered(t *testing.T) {
 	node := func(labels map[string]string, pairs ...string) *corev1.Node {

@@ -74,7 +74,7 @@ Interrupting the wait does not stop the check.`,
 	flags.StringSliceVar(&f.stages, "stage", nil, "stages to run: Capacity, Local, RDMA, Pairs, Rails, Gang (default: Capacity,Local,Pairs)")
 	flags.StringVar(&f.busyNodes, "busy-nodes", "", "nodes whose accelerators somebody uses: Skip them, or Test them and disturb their users (default: Skip)")
 	flags.StringVar(&f.profile, "profile", "", "NetworkProfile whose plugin is tested (default: default)")
-	flags.StringVar(&f.runner, "runner", string(evenkeel.RunnerBench), "Bench, over host memory, or NCCLTests, over GPUs")
+	flags.StringVar(&f.runner, "runner", "", "Bench, over host memory, or NCCLTests, over GPUs (default: NCCLTests where all nodes have GPUs and Evenkeel was installed with an image of it, else Bench)")
 	flags.StringVar(&f.launcher, "launcher", "", "Auto, IndexedJob or MPIJob (default: Auto)")
 	flags.StringVar(&f.image, "image", "", "image with the benchmark (default: the one for this runner that Evenkeel was installed with)")
 	flags.Int32Var(&f.gpus, "gpus", 0, "GPUs of each node, for NCCLTests")
@@ -114,11 +114,13 @@ func (f *checkFlags) check(namespace string) (*evenkeel.NetworkCheck, error) {
 		}
 		spec.Stages = append(spec.Stages, stage)
 	}
-	runner, err := oneOf("--runner", f.runner, evenkeel.RunnerBench, evenkeel.RunnerNCCLTests)
-	if err != nil {
-		return nil, err
+	spec.Runner = evenkeel.RunnerSpec{Image: f.image}
+	var err error
+	if f.runner != "" {
+		if spec.Runner.Type, err = oneOf("--runner", f.runner, evenkeel.RunnerBench, evenkeel.RunnerNCCLTests); err != nil {
+			return nil, err
+		}
 	}
-	spec.Runner = evenkeel.RunnerSpec{Type: runner, Image: f.image}
 	spec.ProfileName = f.profile
 	if f.busyNodes != "" {
 		if spec.BusyNodes, err = oneOf("--busy-nodes", f.busyNodes, evenkeel.BusyNodesSkip, evenkeel.BusyNodesTest); err != nil {

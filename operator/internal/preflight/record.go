@@ -22,6 +22,9 @@ type Record struct {
 	Started time.Time `json:"started"`
 	// Launcher is what starts the runs, never Auto.
 	Launcher evenkeel.Launcher `json:"launcher"`
+	// Runner is the benchmark, and GPUsPerNode how many GPUs it uses of each node; empty in reports of earlier versions.
+	Runner      evenkeel.RunnerType `json:"runner,omitempty"`
+	GPUsPerNode *int32              `json:"gpusPerNode,omitempty"`
 	// Image is what the pods of all runs have; empty in reports of earlier versions.
 	Image string `json:"image,omitempty"`
 	// Plugin is the profile at that time, as annotations of pods, so that all runs use the same.
@@ -52,6 +55,8 @@ type Node struct {
 	Message string           `json:"message,omitempty"`
 	// RDMA is set if the node offers the device that jobs get.
 	RDMA bool `json:"rdma,omitempty"`
+	// GPUs is the number of whole GPUs of NVIDIA's that the node offered when the check started. It is not kept.
+	GPUs int32 `json:"-"`
 }
 
 // Pool is what is known of a pool besides the check's own nodes.

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -45,6 +46,10 @@ func TestCheckValidation(t *testing.T) {
 		},
 		"needs gpusPerNode":            func(s *evenkeel.NetworkCheckSpec) { s.Runner.Type = evenkeel.RunnerNCCLTests },
 		"uses no GPU":                  func(s *evenkeel.NetworkCheckSpec) { s.Runner.GPUsPerNode = &two },
+		"goes with the runner":         func(s *evenkeel.NetworkCheckSpec) { s.Runner.Type, s.Runner.GPUsPerNode = "", &two },
+		"name the runner NCCLTests": func(s *evenkeel.NetworkCheckSpec) {
+			s.Runner.Type, s.Sweep.Collective = "", evenkeel.CollectiveBroadcast
+		},
 		"has the collective AllReduce": func(s *evenkeel.NetworkCheckSpec) { s.Sweep.Collective = evenkeel.CollectiveBroadcast },
 		"minBytes is larger":           func(s *evenkeel.NetworkCheckSpec) { s.Sweep.MinBytes, s.Sweep.MaxBytes = &large, &small },
 		"Evenkeel's own": func(s *evenkeel.NetworkCheckSpec) {
@@ -181,13 +186,113 @@ func TestChecksAfterMPIOperator(t *testing.T) {
 	withoutMPIRun := func(r *evenkeel.RunnerSpec) {
 		r.Type, r.Image, r.GPUsPerNode = evenkeel.RunnerNCCLTests, ncclTestsImage, &one
 	}
-	for _, check := range []*evenkeel.NetworkCheck{create(evenkeel.LauncherAuto), create(evenkeel.LauncherAuto, withoutMPIRun)} {
+	installed := func(r *evenkeel.RunnerSpec) {
+		r.Type, r.Image, r.GPUsPerNode = evenkeel.RunnerNCCLTests, "", &one
+	}
+	for _, check := range []*evenkeel.NetworkCheck{create(evenkeel.LauncherAuto), create(evenkeel.LauncherAuto, withoutMPIRun), create(evenkeel.LauncherAuto, installed)} {
 		eventually(t, "another check runs a Job", func(ctx context.Context) (bool, error) {
 			var list batchv1.JobList
 			err := admin.List(ctx, &list, client.InNamespace(systemNamespace), client.MatchingLabels{evenkeel.CheckKey: check.Name})
 			return len(list.Items) > 0, err
 		})
 	}
+}
+
+// TestCheckChoosesRunner has checks and a policy that name no runner. What a check begins with, it goes on with, whatever becomes of the
+// nodes.
+func TestCheckChoosesRunner(t *testing.T) {
+	pool := map[string]string{"pool": "choice"}
+	offer := func(name, gpus string) {
+		t.Helper()
+		patch := fmt.Sprintf(`{"status": {"allocatable": {"nvidia.com/gpu": %[1]q}, "capacity": {"nvidia.com/gpu": %[1]q}}}`, gpus)
+		if err := admin.Status().Patch(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, client.RawPatch(types.StrategicMergePatchType, []byte(patch))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"choice-0", "choice-1", "choice-2"} {
+		newReadyNode(t, name, pool)
+	}
+	newProfile(t, "choice", evenkeel.NetworkProfileSpec{Check: evenkeel.ProfileCheckSpec{Image: "bench:1"}})
+	offer("choice-0", "8")
+	offer("choice-1", "4")
+	create := func(nodes ...string) *evenkeel.NetworkCheck {
+		t.Helper()
+		check := newCheck(func(s *evenkeel.NetworkCheckSpec) {
+			s.Nodes, s.Runner, s.Stages, s.ProfileName = evenkeel.NodeSet{Names: nodes}, evenkeel.RunnerSpec{}, []evenkeel.Stage{"Pairs"}, "choice"
+		})
+		check.Namespace = systemNamespace
+		if err := admin.Create(t.Context(), check); err != nil {
+			t.Fatal(err)
+		}
+		remove(t, check)
+		return check
+	}
+	// The pods of a check's run: image and GPUs.
+	runs := func(check *evenkeel.NetworkCheck) (image, gpus string) {
+		t.Helper()
+		eventually(t, "the check runs a Job", func(ctx context.Context) (bool, error) {
+			var list batchv1.JobList
+			err := admin.List(ctx, &list, client.InNamespace(systemNamespace), client.MatchingLabels{evenkeel.CheckKey: check.Name})
+			if err != nil || len(list.Items) == 0 {
+				return false, err
+			}
+			c := list.Items[0].Spec.Template.Spec.Containers[0]
+			limit := c.Resources.Limits["nvidia.com/gpu"]
+			image, gpus = c.Image, limit.String()
+			return true, admin.Get(ctx, client.ObjectKeyFromObject(check), check)
+		})
+		return image, gpus
+	}
+	status := func(check *evenkeel.NetworkCheck, want evenkeel.RunnerType) {
+		t.Helper()
+		eventually(t, "the status names the runner", func(ctx context.Context) (bool, error) {
+			err := admin.Get(ctx, client.ObjectKeyFromObject(check), check)
+			return check.Status.Runner == want, err
+		})
+	}
+	onGPUs := create("choice-0", "choice-1")
+	if image, gpus := runs(onGPUs); image != ncclTestsImage || gpus != "4" {
+		t.Errorf("on nodes with GPUs: %s with %s GPUs", image, gpus)
+	}
+	status(onGPUs, evenkeel.RunnerNCCLTests)
+	if image, gpus := runs(create("choice-1", "choice-2")); image != "bench:1" || gpus != "0" {
+		t.Errorf("with a node without GPUs: %s with %s GPUs", image, gpus)
+	}
+	// The nodes lose their GPUs, the controller its memory, and the check its Job.
+	offer("choice-0", "0")
+	offer("choice-1", "0")
+	if err := install.controller.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := admin.DeleteAllOf(t.Context(), &batchv1.Job{}, client.InNamespace(systemNamespace), client.MatchingLabels{evenkeel.CheckKey: onGPUs.Name}, client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if install.controller, err = install.startController(); err != nil {
+		t.Fatal(err)
+	}
+	if image, gpus := runs(onGPUs); image != ncclTestsImage || gpus != "4" {
+		t.Errorf("after a restart: %s with %s GPUs", image, gpus)
+	}
+	status(onGPUs, evenkeel.RunnerNCCLTests)
+
+	others := map[string]string{"pool": "choice-of-policy"}
+	newReadyNode(t, "choice-3", others)
+	newReadyNode(t, "choice-4", others)
+	policy := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "choice"}}
+	policy.Spec.NodeSelector, policy.Spec.Check.ProfileName = &metav1.LabelSelector{MatchLabels: others}, "choice"
+	if err := admin.Create(t.Context(), policy); err != nil {
+		t.Fatal(err)
+	}
+	remove(t, policy)
+	eventually(t, "the policy's check has chosen", func(ctx context.Context) (bool, error) {
+		var list evenkeel.NetworkCheckList
+		err := admin.List(ctx, &list, client.InNamespace(systemNamespace), client.MatchingLabels{evenkeel.PolicyKey: policy.Name})
+		if err != nil || len(list.Items) == 0 {
+			return false, err
+		}
+		return list.Items[0].Spec.Runner.Type == "" && list.Items[0].Status.Runner == evenkeel.RunnerBench, nil
+	})
 }
 
 // TestCapacityOfDRA has a node whose GPUs are offered by ResourceSlices only.

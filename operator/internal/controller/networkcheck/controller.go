@@ -199,6 +199,7 @@ func (c *Reconciler) loadReport(ctx context.Context, check *jobs.Check) (*report
 		}
 		c.reports.put(check.Object, r)
 	}
+	r.Record.SetRunner(&check.Options.Runner)
 	if check.Options.Runner.Image == "" {
 		installed, _ := c.defaultImage(check.Options.Runner.Type)
 		check.Options.Runner.Image = cmp.Or(r.Record.Image, installed)
@@ -243,30 +244,33 @@ func (c *Reconciler) createReport(ctx context.Context, check *jobs.Check) (*repo
 	case err != nil:
 		return nil, fmt.Errorf("read NetworkProfile %s: %w", check.Options.ProfileName, err)
 	}
-	image := c.imageOf(check.Options.Runner, profile)
+	check.Plugin = inject.Resolve(profile, "").InClear() // a check sends nothing of anybody's
+	nodes, err := c.selectNodes(ctx, check)
+	if err != nil {
+		return nil, err
+	}
+	runner := &check.Options.Runner
+	runner.Type, runner.GPUsPerNode = preflight.ChooseRunner(check.Options, c.NCCLTestsImage != "", nodes)
+	image := c.imageOf(*runner, profile)
 	if image == "" {
 		_, value := c.defaultImage(check.Options.Runner.Type)
 		return nil, c.setNotRunnable(ctx, check.Object, "NoImage", "spec.runner.image is not set, and Evenkeel was installed without "+value)
 	}
-	launcher, err := c.resolveLauncher(ctx, check.Object.Namespace, check.Options.Runner)
+	runner.Image = image
+	launcher, err := c.resolveLauncher(ctx, check.Object.Namespace, *runner)
 	if err != nil {
 		return nil, err
 	}
 	if launcher == "" {
 		return nil, c.setNotRunnable(ctx, check.Object, "NoMPIJob", "the cluster serves no MPIJob (kubeflow.org/v2beta1): install the mpi-operator, or set runner.launcher to IndexedJob; an image of nccl-tests then needs them in "+jobs.WithoutMPIRun)
 	}
-	check.Plugin = inject.Resolve(profile, "").InClear() // a check sends nothing of anybody's
 	if why := rdmaProblem(check, profile, launcher); why != "" {
 		return nil, c.setNotRunnable(ctx, check.Object, "NoRDMA", why)
-	}
-	nodes, err := c.selectNodes(ctx, check)
-	if err != nil {
-		return nil, err
 	}
 	if len(nodes) == 0 {
 		return nil, c.setNotRunnable(ctx, check.Object, "NoNodes", "no node matches spec.nodes")
 	}
-	record := &preflight.Record{Started: c.Clock.Now().UTC().Truncate(time.Second), Launcher: launcher, Image: image, Plugin: check.Plugin.Annotations(), Nodes: nodes}
+	record := &preflight.Record{Started: c.Clock.Now().UTC().Truncate(time.Second), Launcher: launcher, Image: image, Plugin: check.Plugin.Annotations(), Nodes: nodes, Runner: runner.Type, GPUsPerNode: runner.GPUsPerNode}
 	if profile.Spec.Transport.Mode == evenkeel.TransportRDMA && check.Options.Runner.Type == evenkeel.RunnerBench {
 		record.Transport = preflight.TransportRDMA
 	}
@@ -280,7 +284,7 @@ func (c *Reconciler) createReport(ctx context.Context, check *jobs.Check) (*repo
 	if err != nil {
 		return nil, fmt.Errorf("NetworkCheck %s: %w", check.Object.Name, err)
 	}
-	c.recordEvent(ctx, check.Object, corev1.EventTypeNormal, eventStarted, fmt.Sprintf("%d nodes selected; runs are started by %s and use the plugin of NetworkProfile %s", len(nodes), launcher, profile.Name))
+	c.recordEvent(ctx, check.Object, corev1.EventTypeNormal, eventStarted, fmt.Sprintf("%d nodes selected; runs of %s are started by %s and use the plugin of NetworkProfile %s", len(nodes), runner.Type, launcher, profile.Name))
 	return r, nil
 }
 
@@ -371,6 +375,7 @@ func (c *Reconciler) selectNodes(ctx context.Context, check *jobs.Check) ([]pref
 			offered := node.Status.Allocatable[corev1.ResourceName(device.Resource)]
 			n.RDMA = offered.Sign() > 0
 		}
+		n.GPUs = int32(accelerator.WholeGPUs(node))
 		nodes = append(nodes, n)
 	}
 	for _, name := range names {

@@ -77,6 +77,7 @@ func (c *Reconciler) describePools(ctx context.Context, check *jobs.Check, recor
 func BenchmarkOf(object *evenkeel.NetworkCheck, record *preflight.Record) string {
 	spec := object.Spec.WithDefaults()
 	runner := spec.Runner
+	record.SetRunner(&runner)
 	runner.Tolerations = nil
 	hash := fnv.New64a()
 	// Neither the encoding of the API's types nor a hash ever fails.

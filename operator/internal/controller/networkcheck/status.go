@@ -58,7 +58,7 @@ func Quantity(gigabytes float64) *resource.Quantity {
 func (c *Reconciler) updateProgress(ctx context.Context, check jobs.Check, record *preflight.Record, d preflight.Decision) error {
 	status := check.Object.Status.DeepCopy()
 	started, nodes := metav1.NewTime(record.Started), int32(len(record.Nodes))
-	status.StartTime, status.Launcher, status.ReportName, status.Summary.Nodes = &started, record.Launcher, check.ReportName(), &nodes
+	status.StartTime, status.Launcher, status.Runner, status.ReportName, status.Summary.Nodes = &started, record.Launcher, check.Options.Runner.Type, check.ReportName(), &nodes
 	round := ""
 	status.Round = nil
 	if d.Stage == evenkeel.StagePairs {
@@ -106,7 +106,9 @@ func finalStatus(object *evenkeel.NetworkCheck, record *preflight.Record, d pref
 	now := record.Finished
 	started, ended := metav1.NewTime(record.Started), metav1.NewTime(now)
 	endProgress(status, object)
-	status.StartTime, status.CompletionTime, status.Launcher = &started, &ended, record.Launcher
+	runner := object.Spec.Runner
+	record.SetRunner(&runner)
+	status.StartTime, status.CompletionTime, status.Launcher, status.Runner = &started, &ended, record.Launcher, runner.Type
 	status.Verdict = d.Verdict
 
 	nodes := slices.Clone(d.Nodes)
