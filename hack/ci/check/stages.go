@@ -127,7 +127,11 @@ var extra = []stage{
 			return counts{}, err
 		}
 		defer os.RemoveAll(dir)
-		scripts, err := pythonTest(ctx, filepath.Join(pluginDir(root), "bindings", "python", "tests_torch"), python, "PYTHONPATH="+dir)
+		tests, err := toolbox.PyTorchTests(ctx, os.Stderr)
+		if err != nil {
+			return counts{}, err
+		}
+		scripts, err := pythonTest(ctx, filepath.Join(pluginDir(root), "bindings", "python", "tests_torch"), python, "PYTHONPATH="+dir, "EVENKEEL_PYTORCH_TESTS="+tests)
 		if err != nil {
 			return scripts, err
 		}

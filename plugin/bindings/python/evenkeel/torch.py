@@ -75,8 +75,21 @@ _REDUCED = (
     *(getattr(torch, name) for name in ("uint32", "uint64", "float8_e4m3fn", "float8_e5m2") if hasattr(torch, name)),
 )
 _DTYPES = {dtype: str(dtype).removeprefix("torch.") for dtype in _REDUCED}
+_LOCAL_OPS = {
+    ReduceOp.SUM: torch.add,
+    ReduceOp.PRODUCT: torch.mul,
+    ReduceOp.MIN: torch.minimum,
+    ReduceOp.MAX: torch.maximum,
+    ReduceOp.BAND: torch.bitwise_and,
+    ReduceOp.BOR: torch.bitwise_or,
+    ReduceOp.BXOR: torch.bitwise_xor,
+}
 _BITWISE = ("band", "bor", "bxor")
 _ON_BOOLS = {"sum": "bor", "max": "bor", "prod": "band", "min": "band"}
+
+
+class ArgumentError(ValueError, RuntimeError):
+    """An operation was called with tensors or options that do not fit together. Gloo's errors of this kind are `RuntimeError`."""
 
 
 def _memory(tensor: Tensor) -> RawMemory:
@@ -98,22 +111,37 @@ def _seconds(opts: Any) -> float | None:
 def _check(tensors: Sequence[Tensor]) -> None:
     for tensor in tensors:
         if tensor.device.type != "cpu":
-            raise ValueError(
+            raise ArgumentError(
                 f"backend {NAME} works on tensors on the CPU, and this one is on {tensor.device}: "
                 f"use init_process_group('cpu:{NAME},{tensor.device.type}:nccl')"
                 + ("" if _BESIDE_OTHERS else f" with torch 2.10 or later; this is {torch.__version__}")
             )
         if tensor.layout != torch.strided:
-            raise ValueError(f"this operation of backend {NAME} works on dense tensors, and this one is {tensor.layout}")
+            raise ArgumentError(f"unsupported layout: this operation of backend {NAME} works on dense tensors, not {tensor.layout}")
 
 
-def _single(tensors: Sequence[Tensor]) -> Tensor:
-    if isinstance(tensors, Tensor):
-        tensors = [tensors]
+def _listed(tensors: Any) -> list[Tensor]:
+    """The tensors of a call that takes one, or a list of them."""
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def _single(tensors: Sequence[Tensor], what: str = "tensor list") -> Tensor:
+    tensors = _listed(tensors)
     if len(tensors) != 1:
-        raise ValueError(f"backend {NAME} takes one tensor a call, not {len(tensors)}")
+        raise ArgumentError(f"backend {NAME} requires a single-element {what} here, not one of {len(tensors)}")
     _check(tensors)
     return tensors[0]
+
+
+def _check_alike(tensors: Sequence[Tensor], model: Tensor) -> None:
+    """Refuses tensors that are not of the layout, type and number of elements of `model`."""
+    for index, tensor in enumerate(tensors):
+        if tensor.layout != model.layout:
+            raise ArgumentError(f"invalid tensor layout at index {index}: {tensor.layout} beside {model.layout}")
+        if tensor.dtype != model.dtype:
+            raise ArgumentError(f"invalid tensor type at index {index}: {tensor.dtype} beside {model.dtype}")
+        if tensor.numel() != model.numel():
+            raise ArgumentError(f"invalid tensor size at index {index}: {tuple(tensor.shape)} beside {tuple(model.shape)}")
 
 
 class _Staged:
@@ -136,7 +164,7 @@ class Work(C10dWork):
 
     def __init__(
         self,
-        tensors: list[Tensor],
+        tensors: list[Tensor] | list[list[Tensor]],
         requests: Sequence[Request] = (),
         finish: Callable[[], None] | None = None,
     ) -> None:
@@ -146,6 +174,8 @@ class Work(C10dWork):
         self._finish = finish
         self._lock = threading.Lock()
         self._future: torch.futures.Future | None = None
+        # The work may end in another thread, and the mode is of this one.
+        self._inference = torch.is_inference_mode_enabled()
         if not requests:
             self._run_finish()
 
@@ -153,7 +183,12 @@ class Work(C10dWork):
         """What is left to do once the data are there, such as copies to the caller's tensors. Done once."""
         with self._lock:
             finish, self._finish = self._finish, None
-            if finish is not None:
+            if finish is None:
+                return
+            if self._inference and not torch.is_inference_mode_enabled():
+                with torch.inference_mode():
+                    finish()
+            else:
                 finish()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -181,7 +216,7 @@ class Work(C10dWork):
     def synchronize(self) -> None:
         self.wait()
 
-    def result(self) -> list[Tensor]:
+    def result(self) -> list[Tensor] | list[list[Tensor]]:
         self.wait()
         return self._tensors
 
@@ -248,7 +283,7 @@ class _Operations:
         """A tensor as one that can be reduced, in the same memory; the operation; the type."""
         kind = _op(opts)
         if kind not in _OPS:
-            raise ValueError(f"backend {NAME} has no reduction {kind}")
+            raise ArgumentError(f"backend {NAME} has no reduction {kind}")
         op = _OPS[kind]
         if kind == ReduceOp.PREMUL_SUM:
             tensor.mul_(opts.reduceOp.factor)
@@ -256,13 +291,13 @@ class _Operations:
             return tensor.view(torch.uint8), _ON_BOOLS.get(op, op), None
         if op in _BITWISE:
             if tensor.is_floating_point() or tensor.is_complex():
-                raise ValueError(f"{kind} needs integers, not {tensor.dtype}")
+                raise ArgumentError(f"{kind} needs integers, not {tensor.dtype}")
             return tensor, op, None
         if tensor.is_complex() and op == "sum":
             tensor = torch.view_as_real(tensor)
         dtype = _DTYPES.get(tensor.dtype)
         if dtype is None:
-            raise TypeError(f"backend {NAME} cannot reduce tensors of {tensor.dtype} with {kind}")
+            raise ArgumentError(f"backend {NAME} cannot reduce tensors of {tensor.dtype} with {kind}")
         return tensor, op, dtype
 
     def _average(self, tensor: Tensor, opts: Any) -> None:
@@ -272,15 +307,20 @@ class _Operations:
             else:
                 tensor.copy_(torch.div(tensor, self._size, rounding_mode="trunc"))
 
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
-        opts = _options(opts, c10d.AllreduceOptions)
-        if isinstance(tensors, Tensor):
-            tensors = [tensors]
-        if len(tensors) == 1 and tensors[0].layout == torch.sparse_coo:
-            return self._allreduce_sparse(tensors[0], opts)
-        tensor = _single(tensors)
-        staged = _Staged(tensor)
-        data, op, dtype = self._reducible(staged.tensor, opts)
+    def allreduce(self, tensors: list[Tensor] | Tensor, opts: Any = None, op: Any = None) -> Work:
+        """Reduces a tensor of each rank. Of several, the tensors of all ranks are reduced to one result, which each of them gets."""
+        opts = _options(opts, c10d.AllreduceOptions, reduceOp=op)
+        tensors = _listed(tensors)
+        if not tensors:
+            raise ArgumentError("allreduce requires non-empty tensor list")
+        _check_alike(tensors[1:], tensors[0])
+        if tensors[0].layout == torch.sparse_coo:
+            return self._allreduce_sparse(tensors, opts)
+        _check(tensors)
+        if len(tensors) > 1:
+            return self._allreduce_several(tensors, opts)
+        staged = _Staged(tensors[0])
+        data, name, dtype = self._reducible(staged.tensor, opts)
         memory = _memory(data)
 
         def finish() -> None:
@@ -288,18 +328,36 @@ class _Operations:
             staged.write_back()
 
         def start(wait: bool, timeout: float | None) -> Any:
-            return self._group.allreduce(memory, op, dtype=dtype, timeout=timeout, wait=wait)
+            return self._group.allreduce(memory, name, dtype=dtype, timeout=timeout, wait=wait)
 
         return self._work(opts, tensors, start, finish)
+
+    def _allreduce_several(self, tensors: list[Tensor], opts: Any) -> Work:
+        """Reduces the tensors of this process to one first."""
+        kind = _op(opts)
+        if kind not in _LOCAL_OPS:
+            raise ArgumentError(f"unsupported reduction operation of several tensors: {kind}")
+        own = tensors[0].clone(memory_format=torch.contiguous_format)
+        for tensor in tensors[1:]:
+            own = _LOCAL_OPS[kind](own, tensor)
+
+        def finish() -> None:
+            for tensor in tensors:
+                tensor.copy_(own)
+
+        work = self.allreduce([own], opts)
+        return self._coalesced([work], tensors, finish)
 
     def allreduce_sparse(self, tensors: list[Tensor], opts: Any = None) -> Work:
         return self.allreduce(tensors, opts)
 
-    def _allreduce_sparse(self, tensor: Tensor, opts: Any) -> Work:
+    def _allreduce_sparse(self, tensors: list[Tensor], opts: Any) -> Work:
         """Gathers the elements of all ranks, and adds those with the same index."""
         if _op(opts) not in (ReduceOp.SUM, ReduceOp.AVG):
-            raise ValueError(f"sparse tensors can be summed, not reduced with {_op(opts)}")
-        own = tensor.coalesce()
+            raise ArgumentError(f"unsupported reduction operation: sparse tensors can be summed, not reduced with {_op(opts)}")
+        if any(tensor.shape != tensors[0].shape for tensor in tensors):
+            raise ArgumentError(f"invalid tensor size: {[tuple(tensor.shape) for tensor in tensors]} in one call")
+        own = sum(tensors[1:], tensors[0]).coalesce()
         group, size, timeout = self._group, self._size, _seconds(opts)
         counts = torch.zeros(size, dtype=torch.int64)
         counts[self._rank] = own._nnz()
@@ -317,25 +375,53 @@ class _Operations:
         summed = torch.sparse_coo_tensor(indices.t(), values, own.shape).coalesce()
         if _op(opts) == ReduceOp.AVG:
             summed = summed / size
-        tensor.copy_(summed)
-        return Work([tensor])
+        for tensor in tensors:
+            tensor.copy_(summed)
+        return Work(tensors)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        """Reduces each of the tensors over the ranks, all of them as one."""
         opts = _options(opts, c10d.AllreduceCoalescedOptions)
-        return self._coalesced([self.allreduce([tensor], opts) for tensor in tensors], tensors)
+        if not tensors:
+            raise ArgumentError("allreduce_coalesced requires non-empty tensor list")
+        for index, tensor in enumerate(tensors):
+            if tensor.layout != tensors[0].layout:
+                raise ArgumentError(f"invalid tensor layout at index {index}: {tensor.layout} beside {tensors[0].layout}")
+        types = sorted({str(tensor.dtype) for tensor in tensors})
+        if len(types) > 1:
+            raise ArgumentError(f"tensors must all have the same type, not {', '.join(types)}")
+        _check(tensors)
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        parts = flat.split([tensor.numel() for tensor in tensors])
 
-    def _coalesced(self, works: list[Work], tensors: list[Tensor]) -> Work:
+        def finish() -> None:
+            for tensor, part in zip(tensors, parts, strict=True):
+                tensor.copy_(part.view(tensor.shape))
+
+        return self._coalesced([self.allreduce([flat], opts)], tensors, finish)
+
+    def _coalesced(self, works: list[Work], tensors: list[Tensor] | list[list[Tensor]], then: Callable[[], None] | None = None) -> Work:
+        """The works as one, which ends with `then`."""
         requests = [request for work in works for request in work._requests]
 
         def finish() -> None:
             for work in works:
                 work._run_finish()
+            if then is not None:
+                then()
 
         return Work(tensors, requests, finish)
 
-    def reduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
-        opts = _options(opts, c10d.ReduceOptions)
-        tensor, root = _single(tensors), opts.rootRank
+    def _root(self, root: int) -> int:
+        if not 0 <= root < self._size:
+            raise ArgumentError(f"invalid root rank {root}: the ranks are 0 to {self._size - 1}")
+        return root
+
+    def reduce(self, tensors: list[Tensor] | Tensor, opts: Any = None, op: Any = None, *, root: int | None = None) -> Work:
+        opts = _options(opts, c10d.ReduceOptions, reduceOp=op, rootRank=root)
+        tensor, root = _single(tensors), self._root(opts.rootRank)
+        if opts.rootTensor != 0:
+            raise ArgumentError(f"invalid root tensor {opts.rootTensor}: there is one")
         is_root = root == self._rank
         # The tensors of the other ranks stay what they are.
         staged = _Staged(tensor) if is_root else _Staged(tensor.clone(memory_format=torch.contiguous_format))
@@ -356,7 +442,7 @@ class _Operations:
         opts = _options(opts, c10d.ReduceScatterOptions)
         _check([output, input])
         if output.numel() * self._size != input.numel():
-            raise ValueError(f"reduce-scatter of {input.numel()} elements to {output.numel()} on each of {self._size} ranks")
+            raise ArgumentError(f"reduce-scatter of {input.numel()} elements to {output.numel()} on each of {self._size} ranks")
         return self._reduce_scatter(output, input.clone(memory_format=torch.contiguous_format).view(-1), None, opts)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
@@ -365,7 +451,7 @@ class _Operations:
         _check(parts)
         counts = [part.numel() for part in parts]
         if len(parts) != self._size or counts[self._rank] != output.numel():
-            raise ValueError(f"reduce-scatter of parts of {counts} elements to {output.numel()} on rank {self._rank}")
+            raise ArgumentError(f"reduce-scatter of parts of {counts} elements to {output.numel()} on rank {self._rank}")
         return self._reduce_scatter(output, torch.cat([part.reshape(-1) for part in parts]), counts, opts)
 
     def _reduce_scatter(self, output: Tensor, flat: Tensor, counts: list[int] | None, opts: Any) -> Work:
@@ -392,22 +478,34 @@ class _Operations:
 
     # Operations that move data
 
-    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work:
-        opts = _options(opts, c10d.BroadcastOptions)
-        tensor, root = _single(tensors), opts.rootRank
-        staged = _Staged(tensor)
+    def broadcast(self, tensors: list[Tensor] | Tensor, opts: Any = None, *, root: int | None = None) -> Work:
+        """Sends a tensor of the root to all ranks. Each may take it into several tensors."""
+        opts = _options(opts, c10d.BroadcastOptions, rootRank=root)
+        tensors, root = _listed(tensors), self._root(opts.rootRank)
+        if not 0 <= opts.rootTensor < len(tensors):
+            raise ArgumentError(f"invalid root tensor {opts.rootTensor} of {len(tensors)}")
+        _check(tensors)
+        _check_alike(tensors[1:], tensors[0])
+        source = tensors[opts.rootTensor]
+        others = [tensor for tensor in tensors if tensor is not source]
+        staged = _Staged(source)
         memory = _memory(staged.tensor)
+
+        def finish() -> None:
+            staged.write_back()
+            for tensor in others:
+                tensor.copy_(source)
 
         def start(wait: bool, timeout: float | None) -> Any:
             return self._group.broadcast(memory, root=root, timeout=timeout, wait=wait)
 
-        return self._work(opts, [tensor], start, staged.write_back)
+        return self._work(opts, tensors, start, finish)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:  # noqa: A002 - torch's name
         opts = _options(opts, c10d.AllgatherOptions)
         _check([output, input])
         if output.numel() != input.numel() * self._size or output.dtype != input.dtype:
-            raise ValueError(
+            raise ArgumentError(
                 f"all-gather of {input.numel()} elements of {input.dtype} on each of {self._size} ranks to "
                 f"{output.numel()} of {output.dtype}"
             )
@@ -426,13 +524,50 @@ class _Operations:
         works = [self.all_gather_single(output, part, opts) for output, part in zip(outputs, inputs, strict=True)]
         return self._coalesced(works, outputs)
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
+    def allgather(self, outputs: list[list[Tensor]] | list[Tensor], inputs: list[Tensor] | Tensor, opts: Any = None) -> Work:
+        """Gathers the tensors of all ranks. With several a rank, each list of `outputs` gets those of rank 0, then those of rank 1..."""
         opts = _options(opts, c10d.AllgatherOptions)
-        own, parts = _single(inputs), outputs[0]
-        _check(parts)
+        if isinstance(inputs, Tensor):
+            outputs, inputs = [outputs], [inputs]
+        if not inputs:
+            raise ArgumentError("allgather requires non-empty input tensor list")
+        if len(outputs) != len(inputs):
+            raise ArgumentError(
+                f"allgather requires input/output tensor lists to have the same length, not {len(inputs)} and {len(outputs)}"
+            )
+        number = len(inputs)
+        if any(len(parts) != number * self._size for parts in outputs):
+            raise ArgumentError(
+                f"invalid output tensor list of {[len(parts) for parts in outputs]} tensors: {number * self._size} each are needed"
+            )
+        _check(inputs)
+        if number == 1:
+            own, parts = inputs[0], outputs[0]  # whose sizes may differ
+        else:
+            _check_alike(inputs, inputs[0])
+            own = torch.stack([tensor.reshape(-1) for tensor in inputs])
+            parts = [torch.empty_like(own) for _ in range(self._size)]
+        for gathered in outputs:
+            _check(gathered)
+            for index, tensor in enumerate(gathered):
+                if tensor.dtype != inputs[0].dtype:
+                    raise ArgumentError(f"invalid tensor type at index {index}: {tensor.dtype} beside {inputs[0].dtype}")
+        work = self._allgather(parts, own, opts)
+        if number == 1:
+            return work
+
+        def finish() -> None:
+            for gathered in outputs:
+                for index, tensor in enumerate(gathered):
+                    tensor.copy_(parts[index // number][index % number].view(tensor.shape))
+
+        return self._coalesced([work], outputs, finish)
+
+    def _allgather(self, parts: list[Tensor], own: Tensor, opts: Any) -> Work:
+        """Gathers a tensor of each rank."""
         counts = [part.numel() for part in parts]
-        if len(parts) != self._size or counts[self._rank] != own.numel():
-            raise ValueError(f"all-gather of {own.numel()} elements on rank {self._rank} to parts of {counts}")
+        if counts[self._rank] != own.numel():
+            raise ArgumentError(f"invalid tensor size: all-gather of {own.numel()} elements on rank {self._rank} to parts of {counts}")
         flat = torch.empty(sum(counts), dtype=own.dtype)
         ends = flat.split(counts)
         ends[self._rank].copy_(own.reshape(-1))
@@ -448,20 +583,32 @@ class _Operations:
         return self._work(opts, parts, start, finish)
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
+        opts = _options(opts, c10d.AllgatherOptions)
+        if len(outputs) != self._size:
+            raise ArgumentError(f"the number of output lists should be equal to world size {self._size}, not {len(outputs)}")
+        for parts in outputs:
+            if len(parts) != len(inputs):
+                raise ArgumentError(f"invalid output size: {len(parts)} tensors for {len(inputs)} of each rank")
+            for index, (part, own) in enumerate(zip(parts, inputs, strict=True)):
+                if part.dtype != own.dtype:
+                    raise ArgumentError(f"invalid tensor type at index {index}: {part.dtype} for {own.dtype}")
+                if part.numel() != own.numel():
+                    raise ArgumentError(f"invalid size of output tensor at index {index}: {part.numel()} elements for {own.numel()}")
         # The outputs of each rank come together here, and those of each input in an all-gather.
         works = [
             self.allgather([[parts[number] for parts in outputs]], [own], opts) for number, own in enumerate(inputs)
         ]
         return self._coalesced(works, [part for parts in outputs for part in parts])
 
-    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
-        opts = _options(opts, c10d.GatherOptions)
-        own, root = _single(inputs), opts.rootRank
+    def gather(
+        self, outputs: list[list[Tensor]] | list[Tensor], inputs: list[Tensor] | Tensor, opts: Any = None, *, root: int | None = None
+    ) -> Work:
+        opts = _options(opts, c10d.GatherOptions, rootRank=root)
+        own, root = _single(inputs, "input tensor list"), self._root(opts.rootRank)
+        if isinstance(inputs, Tensor) and outputs:
+            outputs = [outputs]
         data = own.contiguous()
-        parts = outputs[0] if root == self._rank else []
-        _check(parts)
-        if parts and any(part.numel() != own.numel() for part in parts):
-            raise ValueError("gather needs tensors of the same size on all ranks")
+        parts = self._parts(outputs, own, root, "output")
         flat = torch.empty((len(parts), own.numel()), dtype=own.dtype)
         memory = _memory(flat) if root == self._rank else None
 
@@ -474,22 +621,37 @@ class _Operations:
 
         return self._work(opts, parts, start, finish)
 
-    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
-        opts = _options(opts, c10d.ScatterOptions)
-        own, root = _single(outputs), opts.rootRank
+    def scatter(
+        self, outputs: list[Tensor] | Tensor, inputs: list[list[Tensor]] | list[Tensor], opts: Any = None, *, root: int | None = None
+    ) -> Work:
+        opts = _options(opts, c10d.ScatterOptions, rootRank=root)
+        own, root = _single(outputs, "output tensor list"), self._root(opts.rootRank)
+        if isinstance(outputs, Tensor) and inputs:
+            inputs = [inputs]
+        parts = self._parts(inputs, own, root, "input")
         staged = _Staged(own, fill=False)
-        flat = None
-        if root == self._rank:
-            _check(inputs[0])
-            if len(inputs[0]) != self._size or any(part.numel() != own.numel() for part in inputs[0]):
-                raise ValueError("scatter needs one tensor of the same size for each rank")
-            flat = torch.cat([part.reshape(-1) for part in inputs[0]])
+        flat = torch.cat([part.reshape(-1) for part in parts]) if parts else None
         source = _memory(flat) if flat is not None else None
 
         def start(wait: bool, timeout: float | None) -> Any:
             return self._group.scatter(_memory(staged.tensor), source, root=root, timeout=timeout, wait=wait)
 
         return self._work(opts, [own], start, staged.write_back)
+
+    def _parts(self, lists: list[list[Tensor]], own: Tensor, root: int, what: str) -> list[Tensor]:
+        """The tensors of all ranks, which the root of a gather or scatter has and no other rank."""
+        if root != self._rank:
+            if lists:
+                raise ArgumentError(f"this rank is not the root {root}: gather and scatter requires empty {what} on non-root")
+            return []
+        if len(lists) != 1:
+            raise ArgumentError(f"the root requires a single-element {what} list, not one of {len(lists)}")
+        parts = lists[0]
+        if len(parts) != self._size:
+            raise ArgumentError(f"Incorrect {what} list size {len(parts)}. {what.capitalize()} list size should be {self._size}")
+        _check(parts)
+        _check_alike(parts, own)
+        return parts
 
     def all_to_all_single(
         self,
@@ -508,10 +670,10 @@ class _Operations:
             row = tensor.numel() // rows if rows else 0
             if splits:
                 if len(splits) != self._size or sum(splits) != rows:
-                    raise ValueError(f"split sizes {splits} for {rows} rows and {self._size} ranks")
+                    raise ArgumentError(f"split sizes {splits} for {rows} rows and {self._size} ranks")
                 return [split * row for split in splits]
             if rows % self._size:
-                raise ValueError(f"{rows} rows are not divisible by {self._size} ranks")
+                raise ArgumentError(f"{rows} rows are not divisible by {self._size} ranks")
             return [rows // self._size * row] * self._size
 
         sent, received = counts(data, input_split_sizes), counts(output, output_split_sizes)
@@ -604,13 +766,17 @@ class _Operations:
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
 
-def _options(opts: Any, kind: type) -> Any:
+def _options(opts: Any, kind: type, **given: Any) -> Any:
+    """The options of a call. As with torch's own backends, one of them may take their place: a root, a reduction, or a timeout."""
+    places = ((ReduceOp, "reduceOp"), (ReduceOp.RedOpType, "reduceOp"), (timedelta, "timeout"), (int, "rootRank"))
+    for place, name in places:
+        if isinstance(opts, place):
+            given, opts = given | {name: opts}, None
     if opts is None:
-        return kind()
-    if isinstance(opts, ReduceOp | ReduceOp.RedOpType):
-        made = kind()
-        made.reduceOp = opts
-        return made
+        opts = kind()
+    for name, value in given.items():
+        if value is not None:
+            setattr(opts, name, value)
     return opts
 
 

@@ -1,12 +1,15 @@
 """Runs PyTorch's own tests of a backend of torch.distributed, and writes the result of each as JSON.
 
-    python pytorch_tests.py BACKEND RESULTS.json [NAME...]
+    python pytorch_tests.py BACKEND RESULTS.json MODULE [CLASS.TEST...]
 
-They are those of ``torch.testing._internal.distributed.distributed_test``, which come with torch. What they do for Gloo they do here for
-the backend: its name takes the place of ``"gloo"`` in the module. Each test runs in a process of its own, which forks the ranks, so
-that torch is imported once.
+The module is ``distributed_test``, which comes with torch, or a file of PyTorch's sources, such as
+``test/distributed/test_c10d_gloo.py``. What the tests do for Gloo they do here for the backend: its name takes the place of ``"gloo"``
+in the module, and its process group that of Gloo's. Each test runs in a process of its own, which forks the ranks, so that torch is
+imported once.
 """
 
+import importlib
+import inspect
 import json
 import linecache
 import multiprocessing
@@ -17,44 +20,84 @@ import sys
 import tempfile
 import types
 import unittest
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 RANKS = 3
-"""As in PyTorch's own runs without GPUs."""
+"""As in PyTorch's own runs without GPUs. The files of its sources have their own number."""
 LIMIT = 180.0
 """Seconds for one test. They end within 20, also beside other programs."""
-MODULE = "torch.testing._internal.distributed.distributed_test"
+WITH_TORCH = "distributed_test"
+COMMON = "test_c10d_common"
+"""A file of PyTorch's sources that the others import."""
 
 
-def load(backend: str) -> types.ModuleType:
-    """PyTorch's module of tests, for this backend. It reads its settings when it is imported."""
-    os.environ.update(BACKEND=backend, WORLD_SIZE=str(RANKS), MASTER_ADDR="127.0.0.1", TEMP_DIR=tempfile.mkdtemp())
-    import torch
-    from torch.testing._internal.common_distributed import DistTestCases
+def process_group(store: Any, rank: int, size: int, opts: Any = None) -> Any:
+    """The process group of the backend ``evenkeel``, in the place of Gloo's."""
+    from evenkeel.torch import EvenkeelBackend, EvenkeelProcessGroup
 
-    for name, backends in DistTestCases.backend_feature.items():
-        if "gloo" in backends or name == "plugin":
-            backends.add(backend)
-    torch.set_num_threads(1)
-    path = Path(torch.__file__).parent / "testing" / "_internal" / "distributed" / "distributed_test.py"
-    text = path.read_text().replace('"gloo"', f'"{backend}"')
-    module = types.ModuleType(MODULE)
-    module.__file__, module.__package__ = str(path), MODULE.rpartition(".")[0]
-    sys.modules[MODULE] = module
+    timeout = getattr(opts, "_timeout", timedelta(minutes=5))
+    return EvenkeelProcessGroup(EvenkeelBackend(types.SimpleNamespace(group_rank=rank, group_size=size, store=store, timeout=timeout)))
+
+
+def load(path: Path, name: str, backend: str) -> types.ModuleType:
+    """A file of tests as a module, for this backend."""
+    text = path.read_text()
+    if backend != "gloo":
+        for old, new in (
+            ('"gloo"', f'"{backend}"'),
+            ("dist.Backend.GLOO", f'"{backend}"'),
+            ("c10d.ProcessGroupGloo(", "process_group("),
+            # Selects Gloo's network, which another backend has not.
+            ("backend.create_device(interface=LOOPBACK)", "pass"),
+        ):
+            text = text.replace(old, new)
+    module = types.ModuleType(name)
+    module.__file__, module.__package__ = str(path), name.rpartition(".")[0]
+    module.process_group = process_group
+    sys.modules[name] = module
     linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
-    exec(compile(text, str(path), "exec"), module.__dict__)  # noqa: S102 - torch's own file
+    exec(compile(text, str(path), "exec"), module.__dict__)  # noqa: S102 - PyTorch's own file
     return module
 
 
-def cases(module: types.ModuleType) -> type[unittest.TestCase]:
-    """The tests, with ranks that are forked. PyTorch spawns them, and each imports torch anew."""
+def cases(backend: str, module: str) -> dict[str, type[unittest.TestCase]]:
+    """The classes of tests of a module, with ranks that are forked. PyTorch spawns them, and each imports torch anew."""
+    os.environ.update(BACKEND=backend, WORLD_SIZE=str(RANKS), MASTER_ADDR="127.0.0.1", TEMP_DIR=tempfile.mkdtemp())
+    import torch
+    from torch.testing._internal import common_distributed
 
-    class Tests(module.TestDistBackend, module.DistributedTest._DistTestBase):
-        def setUp(self) -> None:
-            super().setUp()
-            self._start_processes(multiprocessing.get_context("fork").Process)
+    if backend != "gloo":
+        importlib.import_module(f"{backend}.torch")
+    torch.set_num_threads(1)
+    for name, backends in common_distributed.DistTestCases.backend_feature.items():
+        if "gloo" in backends or name == "plugin":
+            backends.add(backend)
+    fork = multiprocessing.get_context("fork").Process
 
-    return Tests
+    if module == WITH_TORCH:
+        path = Path(torch.__file__).parent / "testing" / "_internal" / "distributed" / "distributed_test.py"
+        loaded = load(path, "torch.testing._internal.distributed.distributed_test", backend)
+
+        class Tests(loaded.TestDistBackend, loaded.DistributedTest._DistTestBase):
+            def setUp(self) -> None:
+                super().setUp()
+                self._start_processes(fork)
+
+        return {"DistributedTest": Tests}
+
+    common_distributed.MultiProcessTestCase._spawn_processes = lambda self: self._start_processes(fork)
+    path = Path(module)
+    sys.path.insert(0, str(path.parent))
+    loaded = load(path.parent / f"{COMMON}.py", COMMON, backend)
+    if path.stem != COMMON:
+        loaded = load(path, path.stem, backend)
+    return {
+        name: found
+        for name, found in sorted(vars(loaded).items())
+        if inspect.isclass(found) and issubclass(found, unittest.TestCase) and found.__module__ == path.stem
+    }
 
 
 def outcome(tests: type[unittest.TestCase], name: str) -> list[str]:
@@ -92,14 +135,15 @@ def outcome(tests: type[unittest.TestCase], name: str) -> list[str]:
     return json.loads(text) if text else ["hang", f"no result within {LIMIT:.0f} seconds, or the process died"]
 
 
-def main(backend: str, results: str, chosen: list[str]) -> None:
-    tests = cases(load(backend))
-    names = chosen or unittest.TestLoader().getTestCaseNames(tests)
+def main(backend: str, results: str, module: str, chosen: list[str]) -> None:
     found = {}
-    for name in names:
-        found[name] = outcome(tests, name)
-        Path(results).write_text(json.dumps(found, indent=1))
+    for class_name, tests in cases(backend, module).items():
+        for test in unittest.TestLoader().getTestCaseNames(tests):
+            name = f"{class_name}.{test}"
+            if not chosen or name in chosen:
+                found[name] = outcome(tests, test)
+                Path(results).write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3:])
+    main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:])

@@ -127,7 +127,7 @@ class Collectives(unittest.TestCase):
             ]:
                 try:
                     wrong()
-                except (ValueError, TypeError) as error:
+                except evenkeel.torch.ArgumentError as error:
                     assert text in str(error), error
                 else:
                     raise AssertionError(text)

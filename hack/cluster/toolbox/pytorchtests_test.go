@@ -1,0 +1,34 @@
+package toolbox
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestDownloadRefusesOtherBytes(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/file" {
+			http.NotFound(w, r)
+			return
+		}
+		_, _ = w.Write([]byte("hello\n"))
+	}))
+	defer server.Close()
+	const digest = "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03"
+	path := filepath.Join(t.TempDir(), "file")
+	if err := download(t.Context(), server.URL+"/file", digest, path); err != nil {
+		t.Error(err)
+	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != "hello\n" {
+		t.Errorf("the file has %q, error %v", text, err)
+	}
+	for url, want := range map[string]string{"/file": "SHA-256", "/missing": "404"} {
+		if err := download(t.Context(), server.URL+url, strings.Repeat("0", 64), path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want one about %s", url, err, want)
+		}
+	}
+}
