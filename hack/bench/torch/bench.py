@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 import evenkeel.torch  # noqa: F401 - registers the backend
+import rendezvous
 
 BACKENDS = ("evenkeel", "gloo")
 MODEL_MB = 25
@@ -110,7 +111,7 @@ def processor():
     return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
 
 
-def page(all_times, rounds):
+def page(all_times, met, rounds):
     lines = [
         "# PyTorch on CPUs",
         "",
@@ -129,6 +130,15 @@ def page(all_times, rounds):
             name, _, number = case.rpartition(" ")
             shown = f"{name} of {int(number):,} bytes" if number.isdigit() else case
             lines.append(f"| {shown} | {cells[0]} | {cells[1]} | {ours / theirs:.2f} |")
+    lines += [
+        "",
+        "## Rendezvous",
+        "",
+        "Until the last rank has the sum of one all-reduce, from a `TCPStore` of torch. The median of the rounds, in brackets",
+        f"the greatest. All ranks are on one host over TCP, {rendezvous.RANKS_A_PROCESS} to a process. A backend has {rendezvous.LIMIT + 60:.0f} s.",
+        "",
+        *met,
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -143,11 +153,12 @@ def main():
     for size in (2, 4):
         print(f"{size} processes", flush=True)
         all_times[size] = measure(size, sizes, rounds, seconds)
+    met = rendezvous.table((16, 64) if options.quick else (16, 64, 256, 1000), rounds)
     output = pathlib.Path(options.output)
     before = output.read_text(encoding="utf-8") if output.exists() else ""
     # What tests found is not measured here.
     kept = "\n" + before[before.index(TESTS) :] if TESTS in before else ""
-    output.write_text(page(all_times, rounds) + kept, encoding="utf-8")
+    output.write_text(page(all_times, met, rounds) + kept, encoding="utf-8")
     print(json.dumps({"page": options.output}))
 
 

@@ -41,7 +41,8 @@ func run(ctx context.Context, args []string) error {
 	script := filepath.Join(root, "hack", "bench", "torch", "bench.py")
 	page := filepath.Join(root, "docs", "results", "torch.md")
 	cmd := exec.CommandContext(ctx, python, append([]string{script, "--output", page}, args...)...)
-	cmd.Env = append(cmd.Environ(), "PYTHONPATH="+dir)
+	// A warning for each connection of Gloo's would hide the progress.
+	cmd.Env = append(cmd.Environ(), "PYTHONPATH="+dir, "TORCH_CPP_LOG_LEVEL=ERROR")
 	// Outside the checkout, so that Python imports the installed package.
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {
