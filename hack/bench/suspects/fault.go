@@ -38,6 +38,8 @@ const (
 	allToAll = "all-to-all, over the collectives"
 )
 
+var patterns = []string{ring, allToAll}
+
 // A fault is drawn from a seed.
 type fault struct {
 	Kind    kind
@@ -47,7 +49,7 @@ type fault struct {
 }
 
 func draw(random *rand.Rand, hosts int) fault {
-	f := fault{Kind: kinds[random.IntN(len(kinds))], Pattern: []string{ring, allToAll}[random.IntN(2)], Host: random.IntN(hosts)}
+	f := fault{Kind: kinds[random.IntN(len(kinds))], Pattern: patterns[random.IntN(len(patterns))], Host: random.IntN(hosts)}
 	switch f.Kind {
 	case egress, ingress:
 		f.Amount = []float64{0.5, 0.25, 0.1}[random.IntN(3)]

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	"evenkeel.dev/evenkeel/hack/bench/internal/proc"
@@ -43,8 +45,8 @@ type job struct {
 }
 
 // start starts the ranks, which go on until the job is closed.
-func start(ctx context.Context, o options, pattern string) (_ *job, err error) {
-	config := netns.Config{Name: "bench-suspects"}
+func start(ctx context.Context, o options, slot int, pattern string) (_ *job, err error) {
+	config := netns.Config{Name: fmt.Sprintf("bench-suspects-%d", slot)}
 	for range o.hosts {
 		config.Star = append(config.Star, cardRate)
 	}
@@ -103,6 +105,38 @@ func (j *job) ranks() int {
 		}
 	}
 	return most
+}
+
+// carried is how many bytes the hosts have sent so far.
+func (j *job) carried(ctx context.Context) (float64, error) {
+	text, err := j.lab.Exec(ctx, switchHost, "cat", "/proc/net/dev")
+	if err != nil {
+		return 0, err
+	}
+	var sum float64
+	for line := range strings.Lines(text) {
+		name, numbers, found := strings.Cut(strings.TrimSpace(line), ":")
+		if words := strings.Fields(numbers); found && strings.HasPrefix(name, "p") && len(words) > 0 {
+			received, err := strconv.ParseFloat(words[0], 64)
+			if err != nil {
+				return 0, fmt.Errorf("bytes of port %s: %w", name, err)
+			}
+			sum += received
+		}
+	}
+	return sum, nil
+}
+
+// mark is what the hosts have sent so far, and when that was.
+func (j *job) mark(ctx context.Context) (bytes float64, at time.Time, err error) {
+	bytes, err = j.carried(ctx)
+	return bytes, time.Now(), err
+}
+
+// rate is how many bytes a second the hosts have sent since they had sent `before`.
+func (j *job) rate(ctx context.Context, before float64, since time.Time) (float64, error) {
+	now, err := j.carried(ctx)
+	return (now - before) / time.Since(since).Seconds(), err
 }
 
 // await looks until the condition holds or the time is over, and returns how long that took.

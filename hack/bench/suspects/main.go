@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"evenkeel.dev/evenkeel/hack/bench/internal/machine"
 	"evenkeel.dev/evenkeel/hack/bench/internal/page"
@@ -28,11 +29,15 @@ const (
 	calmTime = 20 * time.Second
 	// verdictTime is how long a verdict may take.
 	verdictTime = 45 * time.Second
+	// settleTime is what a fault's cost leaves out of its beginning, and costTime how long it is measured.
+	settleTime = 3 * time.Second
+	costTime   = 7 * time.Second
 )
 
 type options struct {
 	seed            uint64
 	faults, hosts   int
+	parallel        int
 	quiet           time.Duration
 	output          string
 	library, driver string
@@ -55,7 +60,7 @@ func rootCommand() *cobra.Command {
 		Long: `Inject faults into running jobs, and write whom the ranks name to docs/results/suspects.md.
 
 Each fault has a job of its own, with a rank on each host of a network of namespaces. Needs root. The same seed draws
-the same faults.`,
+the same faults. A fault takes up to a minute, and 40 seconds where somebody is named soon.`,
 		Example: `  go run ./hack/bench/suspects
   go run ./hack/bench/suspects --seed 7 --faults 20 --quiet 1m --output /tmp/suspects`,
 		Args:         cobra.NoArgs,
@@ -67,6 +72,8 @@ the same faults.`,
 				return fmt.Errorf("--faults %d: from 1 to 10000", o.faults)
 			case o.hosts < 4 || o.hosts > 16:
 				return fmt.Errorf("--hosts %d: from 4 to 16", o.hosts)
+			case o.parallel < 1 || o.parallel > 16:
+				return fmt.Errorf("--parallel %d: from 1 to 16", o.parallel)
 			case os.Geteuid() != 0:
 				return errors.New("making networks needs root")
 			}
@@ -76,6 +83,7 @@ the same faults.`,
 	cmd.Flags().Uint64Var(&o.seed, "seed", 1, "what the faults are drawn from")
 	cmd.Flags().IntVar(&o.faults, "faults", 300, "number of faults")
 	cmd.Flags().IntVar(&o.hosts, "hosts", 8, "hosts of a job")
+	cmd.Flags().IntVar(&o.parallel, "parallel", 1, "jobs at a time, each in a network of its own; they share the processors")
 	cmd.Flags().DurationVar(&o.quiet, "quiet", 10*time.Minute, "how long each kind of job runs without a fault")
 	cmd.Flags().StringVar(&o.output, "output", "", "the folder for the page (default docs/results)")
 	cmd.Flags().StringVar(&o.library, "library", "", "the plugin (default: built from this checkout)")
@@ -99,37 +107,96 @@ func run(ctx context.Context, out io.Writer, o options) error {
 		}
 		o.library, o.driver = paths[0], paths[1]
 	}
-	random := rand.New(rand.NewPCG(o.seed, 0)) //nolint:gosec // the same faults for the same seed
-	var results []result
-	for number := range o.faults {
-		r, err := one(ctx, o, draw(random, o.hosts))
-		if err != nil {
-			return fmt.Errorf("fault %d: %w", number+1, err)
-		}
-		results = append(results, r)
-		fmt.Fprintf(out, "%d: %s of %s (%g), %s: right %t after %.1f s: %s\n", number+1, r.Fault.Kind, hostName(r.Fault.Host), r.Fault.Amount, r.Fault.Pattern, r.Right, r.After.Seconds(), r.said())
+	results, err := injected(ctx, out, o)
+	if err != nil {
+		return err
 	}
-	var calm []quiet
-	for _, pattern := range []string{ring, allToAll} {
-		q, err := undisturbed(ctx, o, pattern)
+	calm := make([]quiet, len(patterns))
+	err = slots(ctx, o.parallel, len(patterns), func(ctx context.Context, slot, number int) error {
+		q, err := undisturbed(ctx, o, slot, patterns[number])
+		calm[number] = q
 		if err != nil {
 			return fmt.Errorf("without a fault: %w", err)
 		}
-		calm = append(calm, q)
-		fmt.Fprintf(out, "without a fault, %s: named %q\n", pattern, q.Named)
+		fmt.Fprintf(out, "without a fault, %s: named %q\n", q.Pattern, q.Named)
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	return page.Write(o.output, map[string][]byte{"suspects.md": markdown(results, calm, o, source, host), "suspects.svg": matrix(results)})
 }
 
+// injected runs a job for each fault that is drawn from the seed.
+func injected(ctx context.Context, out io.Writer, o options) ([]result, error) {
+	random := rand.New(rand.NewPCG(o.seed, 0)) //nolint:gosec // the same faults for the same seed
+	faults := make([]fault, o.faults)
+	for number := range faults {
+		faults[number] = draw(random, o.hosts)
+	}
+	results := make([]result, o.faults)
+	err := slots(ctx, o.parallel, o.faults, func(ctx context.Context, slot, number int) error {
+		r, err := one(ctx, o, slot, faults[number])
+		if err != nil {
+			return fmt.Errorf("fault %d: %w", number+1, err)
+		}
+		results[number] = r
+		fmt.Fprintf(out, "%d: %s of %s (%g), %s, cost %.0f %%: right %t after %.1f s: %s\n",
+			number+1, r.Fault.Kind, hostName(r.Fault.Host), r.Fault.Amount, r.Fault.Pattern, 100*r.Cost, r.Right, r.After.Seconds(), r.said())
+		return nil
+	})
+	return results, err
+}
+
+// slots does work with the numbers from 0 to count, some at a time. What is done at the same time has different slots.
+func slots(ctx context.Context, parallel, count int, work func(ctx context.Context, slot, number int) error) error {
+	group, ctx := errgroup.WithContext(ctx)
+	numbers := make(chan int)
+	group.Go(func() error {
+		defer close(numbers)
+		for number := range count {
+			select {
+			case numbers <- number:
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+		return nil
+	})
+	for slot := range parallel {
+		group.Go(func() error {
+			for number := range numbers {
+				if err := work(ctx, slot, number); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
 // one runs a job with one fault.
-func one(ctx context.Context, o options, f fault) (_ result, err error) {
+func one(ctx context.Context, o options, slot int, f fault) (_ result, err error) {
 	r := result{Fault: f, Found: classNobody}
-	j, err := begin(ctx, o, f.Pattern)
+	j, err := begin(ctx, o, slot, f.Pattern)
 	if err != nil {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, j.close(context.WithoutCancel(ctx))) }()
-	if _, r.Early, err = await(ctx, calmTime, func() bool { v, named := j.suspected(); r.Text = v.Text; return named }); err != nil || r.Early {
+	// The first half is for ranks to come into step.
+	if _, r.Early, err = await(ctx, calmTime/2, func() bool { v, named := j.suspected(); r.Text = v.Text; return named }); err != nil || r.Early {
+		return r, err
+	}
+	before, since, err := j.mark(ctx)
+	if err != nil {
+		return r, err
+	}
+	if _, r.Early, err = await(ctx, calmTime/2, func() bool { v, named := j.suspected(); r.Text = v.Text; return named }); err != nil || r.Early {
+		return r, err
+	}
+	calm, err := j.rate(ctx, before, since)
+	if err != nil {
 		return r, err
 	}
 	end, err := f.inject(ctx, j)
@@ -137,21 +204,42 @@ func one(ctx context.Context, o options, f fault) (_ result, err error) {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, end()) }()
+	injected := time.Now()
 	var found verdict
-	after, named, err := await(ctx, verdictTime, func() (named bool) { found, named = j.suspected(); return named })
+	named := func() (named bool) { found, named = j.suspected(); return named }
+	known := false
+	if r.After, known, err = await(ctx, settleTime, named); err != nil {
+		return r, err
+	}
+	if _, _, err := await(ctx, settleTime-time.Since(injected), func() bool { return false }); err != nil {
+		return r, err
+	}
+	if before, since, err = j.mark(ctx); err != nil {
+		return r, err
+	}
+	if !known {
+		if _, known, err = await(ctx, verdictTime-settleTime, named); err != nil {
+			return r, err
+		}
+		r.After = time.Since(injected)
+	}
+	if _, _, err := await(ctx, costTime-time.Since(since), func() bool { return false }); err != nil {
+		return r, err
+	}
+	faulty, err := j.rate(ctx, before, since)
 	if err != nil {
 		return r, err
 	}
-	r.After = after
-	if named {
+	r.Cost = 1 - faulty/max(calm, 1)
+	if known {
 		r.Found, r.Host, r.Text, r.Right = found.Suspects[0].Class, found.Suspects[0].Host, found.Text, f.isRight(found, o.hosts)
 	}
 	return r, nil
 }
 
 // begin starts a job, and returns once a verdict knows all its ranks.
-func begin(ctx context.Context, o options, pattern string) (*job, error) {
-	j, err := start(ctx, o, pattern)
+func begin(ctx context.Context, o options, slot int, pattern string) (*job, error) {
+	j, err := start(ctx, o, slot, pattern)
 	if err != nil {
 		return nil, err
 	}
@@ -166,9 +254,9 @@ func begin(ctx context.Context, o options, pattern string) (*job, error) {
 }
 
 // undisturbed runs a job without a fault.
-func undisturbed(ctx context.Context, o options, pattern string) (_ quiet, err error) {
+func undisturbed(ctx context.Context, o options, slot int, pattern string) (_ quiet, err error) {
 	q := quiet{Pattern: pattern, Length: o.quiet}
-	j, err := begin(ctx, o, pattern)
+	j, err := begin(ctx, o, slot, pattern)
 	if err != nil {
 		return q, err
 	}

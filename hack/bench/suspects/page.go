@@ -20,7 +20,14 @@ type result struct {
 	Right       bool
 	Early       bool // somebody was named before the fault began
 	After       time.Duration
+	Cost        float64 // the share of the job's traffic that is gone
 }
+
+// leastCost is what a fault has to cost a job for somebody to be named.
+const leastCost = 0.1
+
+func (r result) isGood() bool  { return r.Right && !r.Early }
+func (r result) matters() bool { return r.Cost >= leastCost || r.Early }
 
 // A quiet run has no fault.
 type quiet struct {
@@ -31,36 +38,36 @@ type quiet struct {
 
 func markdown(results []result, calm []quiet, o options, source page.Source, host machine.Machine) []byte {
 	var b bytes.Buffer
-	right := count(results, func(r result) bool { return r.Right && !r.Early })
+	costly, cheap := split(results, result.matters)
 	fmt.Fprintf(&b, "# Who is named for a slow job\n\n")
-	fmt.Fprintf(&b, "%d faults, drawn from seed %d, in jobs of %d pretend hosts with cards of %s. Each fault begins while the job runs. A fault is\nright if the first verdict names its host and its class.\n", len(results), o.seed, o.hosts, cardRate)
-	fmt.Fprintf(&b, "In a ring each card has one peer, so a verdict that names the path from or to it counts as right there.\n\n")
-	fmt.Fprintf(&b, "![Faults, and what was named](suspects.svg)\n\n")
-	table := page.Table{Heading: []string{"Fault", "Job", "Runs", "Right", "Wrong", "Nobody named"}}
-	for _, k := range kinds {
-		for _, pattern := range []string{ring, allToAll} {
-			these := slices.DeleteFunc(slices.Clone(results), func(r result) bool { return r.Fault.Kind != k || r.Fault.Pattern != pattern })
-			if len(these) == 0 {
-				continue
-			}
-			good := count(these, func(r result) bool { return r.Right && !r.Early })
-			none := count(these, func(r result) bool { return r.Found == classNobody && !r.Early })
-			table.Add(string(k), pattern, fmt.Sprint(len(these)), fmt.Sprint(good), fmt.Sprint(len(these)-good-none), fmt.Sprint(none))
-		}
-	}
-	table.Markdown(&b)
+	fmt.Fprintf(&b, "`make bench-suspects` injected %d faults, drawn from seed %d, into jobs of %d pretend hosts with cards of %s. Each fault\nbegins while the job runs. It is right if the first verdict names its host and its class. In a ring each card has one peer, so a\nverdict that names the path from or to it counts as right there.\n\n", len(results), o.seed, o.hosts, cardRate)
+	fmt.Fprintf(&b, "**Of %d faults that cost the job at least %.0f %% of its traffic, %d are right**, %d wrong, and for %d nobody was named.\n", len(costly), 100*leastCost, count(costly, result.isGood), count(costly, result.isWrong), count(costly, result.isUnnamed))
 	var times []float64
-	for _, r := range results {
-		if r.Right && !r.Early {
+	for _, r := range costly {
+		if r.isGood() {
 			times = append(times, r.After.Seconds())
 		}
 	}
-	fmt.Fprintf(&b, "\n%d of %d are right.", right, len(results))
 	if len(times) > 0 {
 		slices.Sort(times)
-		fmt.Fprintf(&b, " Time to the verdict, of those: median %.1f s, 95 of 100 within %.1f s.", stats.Median(times), times[min(len(times)-1, len(times)*95/100)])
+		fmt.Fprintf(&b, "Time to the verdict, of those that are right: median %.1f s, 95 of 100 within %.1f s.\n", stats.Median(times), times[min(len(times)-1, len(times)*95/100)])
 	}
-	fmt.Fprintf(&b, "\n\n## Without a fault\n\n")
+	fmt.Fprintf(&b, "Of the other %d, which cost less, %d were named rightly and %d wrongly.\n\n", len(cheap), count(cheap, result.isGood), count(cheap, result.isWrong))
+	fmt.Fprintf(&b, "![Costly faults, and what was named](suspects.svg)\n\n")
+	table := page.Table{Heading: []string{"Fault", "Job", "Cost less", "Costly", "Right", "Wrong", "Nobody named"}}
+	for _, k := range kinds {
+		for _, pattern := range patterns {
+			these, _ := split(results, func(r result) bool { return r.Fault.Kind == k && r.Fault.Pattern == pattern })
+			if len(these) == 0 {
+				continue
+			}
+			costly, cheap := split(these, result.matters)
+			table.Add(string(k), pattern, fmt.Sprint(len(cheap)), fmt.Sprint(len(costly)),
+				fmt.Sprint(count(costly, result.isGood)), fmt.Sprint(count(costly, result.isWrong)), fmt.Sprint(count(costly, result.isUnnamed)))
+		}
+	}
+	table.Markdown(&b)
+	fmt.Fprintf(&b, "\n## Without a fault\n\n")
 	table = page.Table{Heading: []string{"Job", "Time", "False verdicts"}}
 	for _, q := range calm {
 		table.Add(q.Pattern, q.Length.Round(time.Second).String(), fmt.Sprint(len(q.Named)))
@@ -68,12 +75,26 @@ func markdown(results []result, calm []quiet, o options, source page.Source, hos
 	table.Markdown(&b)
 	fmt.Fprintf(&b, "\n## What was not right\n\n")
 	for _, r := range results {
-		if !r.Right || r.Early {
-			fmt.Fprintf(&b, "* %s of %s (%g), %s: %s\n", r.Fault.Kind, hostName(r.Fault.Host), r.Fault.Amount, r.Fault.Pattern, r.said())
+		if r.matters() && !r.isGood() || r.isWrong() {
+			fmt.Fprintf(&b, "* %s of %s (%g), %s, cost %.0f %%: %s\n", r.Fault.Kind, hostName(r.Fault.Host), r.Fault.Amount, r.Fault.Pattern, 100*r.Cost, r.said())
 		}
 	}
-	fmt.Fprintf(&b, "\n## How\n\nMeasured at %s, on %s. The load of the machine before the runs was %.1f.\n", source, host, host.Load)
+	fmt.Fprintf(&b, "\n## How\n\nMeasured at %s, on %s. The load of the machine before the runs was %.1f; %d jobs ran at a time.\n", source, host, host.Load, o.parallel)
 	return b.Bytes()
+}
+
+func (r result) isUnnamed() bool { return r.Found == classNobody && !r.Early }
+func (r result) isWrong() bool   { return !r.isGood() && !r.isUnnamed() }
+
+func split(results []result, is func(result) bool) (yes, no []result) {
+	for _, r := range results {
+		if is(r) {
+			yes = append(yes, r)
+		} else {
+			no = append(no, r)
+		}
+	}
+	return yes, no
 }
 
 func (r result) said() string {
@@ -99,11 +120,12 @@ func count(results []result, is func(result) bool) int {
 
 // matrix draws how often each kind of fault was named as what, as SVG.
 func matrix(results []result) []byte {
+	results, _ = split(results, result.matters)
 	columns := []string{classLate, classLink, classPath, classNobody}
 	const cell, left, top = 92, 150, 60
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" font-family=\"sans-serif\" font-size=\"13\">\n", left+cell*len(columns)+20, top+44*len(kinds)+40)
-	fmt.Fprintf(&b, "<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n<text x=\"8\" y=\"20\">fault, and what was named (in brackets: with the right host)</text>\n")
+	fmt.Fprintf(&b, "<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n<text x=\"8\" y=\"20\">costly faults, and what was named (in brackets: with the right host)</text>\n")
 	for i, name := range columns {
 		fmt.Fprintf(&b, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">%s</text>\n", left+cell*i+cell/2, top-10, name)
 	}
