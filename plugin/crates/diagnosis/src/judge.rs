@@ -17,6 +17,12 @@ const MIN_STARVED: f64 = 0.20;
 const SLOW: f64 = 1.6;
 /// A round trip is long if it is so many times the others', and this much longer, in seconds.
 const LONG_TRIP: (f64, f64) = (3.0, 0.001);
+/// A connection loses packets if it is this share of them, and so many times what is usual in the job.
+const LOSSY: (f64, f64) = (0.003, 4.0);
+/// Fewer retransmitted segments than that in the window are chance.
+const MIN_RETRANSMITS: f64 = 8.0;
+/// Bytes of a segment, about.
+const SEGMENT: f64 = 1448.0;
 /// The share of a card's connections that must be slow for the card to be.
 const MOST: f64 = 0.7;
 /// The share of processes that must be known to name anybody.
@@ -95,6 +101,12 @@ impl Link {
     /// The share in which the sender waited for the receiver's caller.
     pub(crate) fn waits_for_receiver(&self) -> f64 {
         self.unposted.min(self.pending.max(self.unposted))
+    }
+
+    /// The share of its segments that are sent again.
+    fn loss(&self) -> f64 {
+        let segments = self.rate / SEGMENT;
+        if segments > 0.0 { self.retransmits / (segments + self.retransmits) } else { 0.0 }
     }
 
     /// Seconds for which bytes are under way, for each gigabyte.
@@ -324,6 +336,11 @@ fn slow(job: &Job, waits: &Waits, late: &[usize]) -> Vec<Suspect> {
         .collect();
     let pace = median(links.iter().filter_map(|(_, link, ..)| link.pace()));
     let trip = median(links.iter().map(|(_, link, ..)| link.round_trip).filter(|trip| *trip > 0.0));
+    let loss = median(links.iter().map(|(_, link, ..)| link.loss()));
+    let is_lossy = |link: &Link| {
+        link.retransmits * job.window >= MIN_RETRANSMITS
+            && link.loss() >= LOSSY.0.max(LOSSY.1 * loss)
+    };
     let is_slow = |link: &Link, from: usize, to: usize| {
         // A process that gets no CPU does not read either.
         if late.contains(&from) || late.contains(&to) {
@@ -332,7 +349,7 @@ fn slow(job: &Job, waits: &Waits, late: &[usize]) -> Vec<Suspect> {
         let long_trip =
             link.round_trip > LONG_TRIP.0 * trip && link.round_trip > trip + LONG_TRIP.1;
         let slow_pace = link.pace().is_none_or(|its| its > SLOW * pace);
-        link.wire() >= MIN_SHARE && (slow_pace || long_trip) || link.is_unanswered
+        link.wire() >= MIN_SHARE && (slow_pace || long_trip || is_lossy(link)) || link.is_unanswered
     };
     let mut ends: BTreeMap<End, Group> = BTreeMap::new();
     let mut all_slow = Vec::new();
@@ -384,6 +401,7 @@ fn slow(job: &Job, waits: &Waits, late: &[usize]) -> Vec<Suspect> {
         let worst = chosen.iter().map(|link| link.wire()).fold(0.0, f64::max);
         let paces: Vec<f64> = chosen.iter().filter_map(|link| link.pace()).collect();
         let ratio = if pace > 0.0 { median(paces.into_iter()) / pace } else { 0.0 };
+        let lossy = chosen.iter().filter(|link| is_lossy(link)).count() * 2 > chosen.len();
         let retransmits: f64 = chosen.iter().map(|link| link.retransmits).sum();
         let longest = chosen.iter().map(|link| link.round_trip).fold(0.0, f64::max);
         let unanswered = chosen.iter().filter(|link| link.is_unanswered).count();
@@ -395,14 +413,25 @@ fn slow(job: &Job, waits: &Waits, late: &[usize]) -> Vec<Suspect> {
             evidence =
                 format!("nothing is answered on {unanswered} of {} connections", chosen.len());
         }
-        if retransmits >= 1.0 {
+        if lossy {
+            let lost = median(chosen.iter().map(|link| link.loss()));
+            evidence += &format!(
+                ", {:.1} % of the packets are lost, elsewhere {:.1} %",
+                100.0 * lost,
+                100.0 * loss
+            );
+        } else if retransmits >= 1.0 {
             evidence += &format!(", {retransmits:.0} retransmits/s");
         }
         if longest > 0.0 {
             evidence += &format!(", round trip {:.1} ms ({:.1} ms)", longest * 1e3, trip * 1e3);
         }
         let share = if unanswered > 0 { worst.max(0.5) } else { worst };
-        let margin = if unanswered > 0 { 1.0 } else { 1.0 - 1.0 / ratio.max(1.2) };
+        let margin = match () {
+            () if unanswered > 0 => 1.0,
+            () if lossy => (1.0 - 1.0 / ratio.max(1.2)).max(0.5),
+            () => 1.0 - 1.0 / ratio.max(1.2),
+        };
         (share, margin, evidence)
     };
     for (end, peers) in &cards {
@@ -505,5 +534,56 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
         0 => 0.0,
         length if length % 2 == 1 => values[middle],
         _ => (values[middle - 1] + values[middle]) / 2.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An all-to-all of four hosts, whose connections are as fast, and lose what `retransmits` says, a second.
+    fn job(retransmits: impl Fn(usize, usize) -> f64) -> Job {
+        let members = (0..4).map(|rank| Member {
+            process: Process { rank: Some(rank), host: format!("n{rank}"), ..Process::default() },
+            ..Member::default()
+        });
+        let pairs = (0..4_usize).flat_map(|from| (0..4).map(move |to| (from, to)));
+        let links = pairs.filter(|(from, to)| from != to).map(|(from, to)| Link {
+            from: Some(from),
+            to: Some(to),
+            from_device: "eth0".to_owned(),
+            to_device: "eth0".to_owned(),
+            pending: 0.6,
+            wanted: 0.6,
+            rate: 2e6,
+            round_trip: 0.005,
+            retransmits: retransmits(from, to),
+            ..Link::default()
+        });
+        Job { window: 8.0, members: members.collect(), links: links.collect() }
+    }
+
+    #[test]
+    fn card_that_loses_packets_is_named() {
+        let sends = judge(&job(|from, _| if from == 2 { 14.0 } else { 0.1 }));
+        assert_eq!(sends.suspects.len(), 1, "{}", sends.text);
+        let suspect = &sends.suspects[0];
+        assert_eq!((suspect.class, suspect.place.host.as_str()), (Class::Link, "n2"));
+        assert_eq!(suspect.direction, Some(Direction::Send));
+        assert!(sends.text.contains("1.0 % of the packets are lost"), "{}", sends.text);
+        let receives = judge(&job(|_, to| if to == 1 { 14.0 } else { 0.1 }));
+        let suspect = &receives.suspects[0];
+        assert_eq!((suspect.class, suspect.place.host.as_str()), (Class::Link, "n1"));
+        assert_eq!(suspect.direction, Some(Direction::Receive));
+    }
+
+    #[test]
+    fn losses_everywhere_and_by_chance_name_nobody() {
+        for retransmits in [14.0, 0.5] {
+            let verdict =
+                judge(&job(|from, _| if from == 2 { retransmits * 1.5 } else { retransmits }));
+            assert!(verdict.suspects.is_empty(), "{}", verdict.text);
+        }
+        assert!(judge(&job(|from, _| if from == 2 { 0.9 } else { 0.0 })).suspects.is_empty());
     }
 }
