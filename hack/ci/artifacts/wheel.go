@@ -84,7 +84,7 @@ func wheelWith(ctx context.Context, root string, progress io.Writer, goarch, out
 	if err != nil || len(wheels) != 1 {
 		return "", fmt.Errorf("maturin built %d wheels in %s, not one (%v)", len(wheels), out, err)
 	}
-	return wheels[0], nil
+	return wheels[0], withoutCheckout(wheels[0], root)
 }
 
 // unpackWheel puts what a wheel would install into a folder for PYTHONPATH, in the place of what is there: the package, and the metadata
