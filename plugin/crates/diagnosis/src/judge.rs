@@ -297,6 +297,7 @@ fn late(job: &Job, waits: &Waits) -> Vec<(usize, Suspect)> {
                 place,
                 direction: None,
                 peer: None,
+                among_others: false,
                 share,
                 for_s: member.uncalled_for.max(member.silent_for.unwrap_or(0.0)),
                 waiting: waits.waiting_for(&[at]),
@@ -451,6 +452,7 @@ fn slow(job: &Job, waits: &Waits, late: &[usize]) -> Vec<Suspect> {
                 place: place(&job.members[member].process, &end.device),
                 direction: Some(if end.sends { Direction::Send } else { Direction::Receive }),
                 peer: None,
+                among_others: false,
                 share,
                 for_s: 0.0,
                 waiting: waits.waiting_for(&waiting).max(1),
@@ -486,11 +488,14 @@ fn slow(job: &Job, waits: &Waits, late: &[usize]) -> Vec<Suspect> {
         let (share, margin, evidence) = describe(&numbers);
         let Some((number, from, to)) = slow.first().copied() else { continue };
         let link = &job.links[number];
+        let is_among = |end: &End| ends[end].links.len() > ends[end].slow.len();
+        let among_others = ends_of(job, link, from, to).iter().all(is_among);
         merged.push(Suspect {
             class: Class::Path,
             place: place(&job.members[from].process, &link.from_device),
             direction: None,
             peer: Some(place(&job.members[to].process, &link.to_device)),
+            among_others,
             share,
             for_s: 0.0,
             waiting: waits.waiting_for(&[from]).max(1),
@@ -585,5 +590,18 @@ mod tests {
             assert!(verdict.suspects.is_empty(), "{}", verdict.text);
         }
         assert!(judge(&job(|from, _| if from == 2 { 0.9 } else { 0.0 })).suspects.is_empty());
+    }
+
+    #[test]
+    fn path_whose_ends_have_others_is_told_from_one_that_is_all_they_have() {
+        let all = job(|from, to| if (from, to) == (0, 3) { 14.0 } else { 0.1 });
+        let verdict = judge(&all);
+        assert_eq!(verdict.suspects[0].class, Class::Path, "{}", verdict.text);
+        assert!(verdict.suspects[0].among_others);
+        let mut ring = all;
+        ring.links.retain(|link| link.to == link.from.map(|from| (from + 3) % 4));
+        let verdict = judge(&ring);
+        assert_eq!(verdict.suspects[0].class, Class::Path, "{}", verdict.text);
+        assert!(!verdict.suspects[0].among_others);
     }
 }

@@ -118,6 +118,9 @@ pub struct Suspect {
     /// The other end, of a path.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub peer: Option<Place>,
+    /// Of a path: other connections of both ends are not slow. Traffic that collides looks so for a while.
+    #[serde(skip)]
+    pub among_others: bool,
     /// The share of its time that the job loses to it.
     pub share: f64,
     /// How long it has been so, in seconds.
@@ -220,6 +223,7 @@ mod tests {
         Suspect {
             class,
             peer: (class == Class::Path).then(|| Place { host: "n4".into(), ..place.clone() }),
+            among_others: false,
             place,
             direction: (class == Class::Link).then_some(Direction::Send),
             share: 0.5,

@@ -55,7 +55,7 @@ pub use settings::table::SettingsError;
 pub use sys::random;
 pub use telemetry::chunk_events;
 pub use telemetry::exporter::{Exporter, Page, Pages};
-pub use telemetry::log::{Log, NullLog};
+pub use telemetry::log::{Log, NullLog, StderrLog};
 pub use telemetry::report;
 
 use context::Context;

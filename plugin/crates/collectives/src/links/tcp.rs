@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use evenkeel_transport::{
-    CloseHandle, Connecting, ErrorKind as TransportErrorKind, HANDLE_BYTES, Handle, Listener,
+    CloseHandle, Connecting, ErrorKind as TransportErrorKind, HANDLE_BYTES, Handle, Listener, Log,
     MAX_REQUESTS, MemoryTypes, Notify, NullLog, RecvConnection, Request, Retry, SendConnection,
-    Settings,
+    Settings, StderrLog,
 };
 
 use crate::backoff::jittered;
@@ -120,7 +120,10 @@ impl Tcp {
         if single_host {
             settings.set_caller_bytes(u64::MAX);
         }
-        let network = evenkeel_transport::Transport::new(settings, Arc::new(NullLog))
+        // Who asks whom the job waits for is told.
+        let log: Arc<dyn Log> =
+            if settings.watches() { Arc::new(StderrLog) } else { Arc::new(NullLog) };
+        let network = evenkeel_transport::Transport::new(settings, log)
             .map_err(|error| Error::system("network", error))?;
         Ok(Self { network: Arc::new(network), device: 0 })
     }

@@ -734,6 +734,11 @@ impl Settings {
         self.caller_bytes = self.inline_bytes.max(bytes);
     }
 
+    /// Whether the ranks find out which of them they wait for.
+    pub fn watches(&self) -> bool {
+        self.watch
+    }
+
     /// Number of flows of a connection.
     pub fn flows(&self) -> usize {
         self.flows.into()
