@@ -83,6 +83,10 @@ func TestSuspectIsNamedConfirmedAndAvoided(t *testing.T) {
 		return strings.Contains(out, "Its ranks wait, since ") && strings.Contains(out, card), err
 	})
 	named := time.Since(begin)
+	eventually(ctx, t, "the log of a rank names the node", func(ctx context.Context) (bool, error) {
+		log, err := cluster.Kubectl(ctx, "logs", "-n", ns, "train-worker-0")
+		return strings.Contains(log, "evenkeel: ") && strings.Contains(log, card), err
+	})
 	for _, about := range []struct{ namespace, name, reason string }{{ns, "train", "EvenkeelJobWaits"}, {metav1.NamespaceDefault, guilty, "EvenkeelNodeSuspected"}} {
 		eventually(ctx, t, fmt.Sprintf("an Event about %s names the node", about.name), func(ctx context.Context) (bool, error) {
 			var events corev1.EventList
