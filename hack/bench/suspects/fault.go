@@ -100,8 +100,9 @@ func (f fault) inject(ctx context.Context, j *job) (end func() error, err error)
 	case ingress:
 		return func() error { return nil }, shape(switchHost, port, float64(cardRate)*f.Amount)
 	case loss:
-		table := fmt.Sprintf("table inet fault { chain lose { type filter hook output priority 0; oifname %s numgen random mod 1000 < %d drop; }; }", netns.DataInterface, int(f.Amount*1000))
-		_, err := j.lab.Exec(ctx, host, "nft", table)
+		// On the switch: the host's TCP would notice a packet that its own host drops.
+		table := fmt.Sprintf("table netdev fault { chain lose { type filter hook ingress device %s priority 0; numgen random mod 1000 < %d drop; }; }", port, int(f.Amount*1000))
+		_, err := j.lab.Exec(ctx, switchHost, "nft", table)
 		return func() error { return nil }, err
 	case stopped:
 		return func() error { return j.processes[f.Host].Cmd.Process.Signal(syscall.SIGCONT) }, j.processes[f.Host].Cmd.Process.Signal(syscall.SIGSTOP)
