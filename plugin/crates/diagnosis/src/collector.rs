@@ -17,8 +17,8 @@ const MIN_SILENCE: Duration = Duration::from_millis(3500);
 const FORGOTTEN: Duration = Duration::from_secs(300);
 /// Number of judgements in a row that must name somebody before the verdict does, and that must not before it ends.
 const STEADY: u32 = 4;
-/// The same for a path among others of its ends, which are not slow. Twice the window: so long, what collided by chance is forgotten.
-const STEADY_AMONG_OTHERS: u32 = 16;
+/// The same for what may pass. Twice the window: so long, what collided by chance is forgotten.
+const STEADY_IF_IT_MAY_PASS: u32 = 16;
 /// How long a process is watched before it is known how late it usually is.
 const LEARNING: Duration = Duration::from_secs(15);
 /// The weight of a judgement in what is usual, once that is known: it follows within minutes.
@@ -291,7 +291,7 @@ impl Collector {
                 }
                 None => (suspicion.seen, suspicion.missed) = (0, suspicion.missed + 1),
             }
-            let steady = if suspicion.suspect.among_others { STEADY_AMONG_OTHERS } else { STEADY };
+            let steady = if suspicion.suspect.may_pass { STEADY_IF_IT_MAY_PASS } else { STEADY };
             suspicion.is_told |= suspicion.seen >= steady;
             let held = now.saturating_sub(suspicion.since).as_secs_f64();
             suspicion.suspect.for_s = suspicion.suspect.for_s.max(held);

@@ -297,7 +297,7 @@ fn late(job: &Job, waits: &Waits) -> Vec<(usize, Suspect)> {
                 place,
                 direction: None,
                 peer: None,
-                among_others: false,
+                may_pass: false,
                 share,
                 for_s: member.uncalled_for.max(member.silent_for.unwrap_or(0.0)),
                 waiting: waits.waiting_for(&[at]),
@@ -342,15 +342,18 @@ fn slow(job: &Job, waits: &Waits, late: &[usize]) -> Vec<Suspect> {
         link.retransmits * job.window >= MIN_RETRANSMITS
             && link.loss() >= LOSSY.0.max(LOSSY.1 * loss)
     };
+    let is_long = |link: &Link| {
+        let long_trip =
+            link.round_trip > LONG_TRIP.0 * trip && link.round_trip > trip + LONG_TRIP.1;
+        let slow_pace = link.pace().is_none_or(|its| its > SLOW * pace);
+        slow_pace || long_trip || link.is_unanswered
+    };
     let is_slow = |link: &Link, from: usize, to: usize| {
         // A process that gets no CPU does not read either.
         if late.contains(&from) || late.contains(&to) {
             return false;
         }
-        let long_trip =
-            link.round_trip > LONG_TRIP.0 * trip && link.round_trip > trip + LONG_TRIP.1;
-        let slow_pace = link.pace().is_none_or(|its| its > SLOW * pace);
-        link.wire() >= MIN_SHARE && (slow_pace || long_trip || is_lossy(link)) || link.is_unanswered
+        link.wire() >= MIN_SHARE && (is_long(link) || is_lossy(link)) || link.is_unanswered
     };
     let mut ends: BTreeMap<End, Group> = BTreeMap::new();
     let mut all_slow = Vec::new();
@@ -452,7 +455,7 @@ fn slow(job: &Job, waits: &Waits, late: &[usize]) -> Vec<Suspect> {
                 place: place(&job.members[member].process, &end.device),
                 direction: Some(if end.sends { Direction::Send } else { Direction::Receive }),
                 peer: None,
-                among_others: false,
+                may_pass: false,
                 share,
                 for_s: 0.0,
                 waiting: waits.waiting_for(&waiting).max(1),
@@ -489,13 +492,14 @@ fn slow(job: &Job, waits: &Waits, late: &[usize]) -> Vec<Suspect> {
         let Some((number, from, to)) = slow.first().copied() else { continue };
         let link = &job.links[number];
         let is_among = |end: &End| ends[end].links.len() > ends[end].slow.len();
-        let among_others = ends_of(job, link, from, to).iter().all(is_among);
+        let is_among_others = ends_of(job, link, from, to).iter().all(is_among);
+        let may_pass = is_among_others || numbers.iter().all(|at| !is_long(&job.links[*at]));
         merged.push(Suspect {
             class: Class::Path,
             place: place(&job.members[from].process, &link.from_device),
             direction: None,
             peer: Some(place(&job.members[to].process, &link.to_device)),
-            among_others,
+            may_pass,
             share,
             for_s: 0.0,
             waiting: waits.waiting_for(&[from]).max(1),
@@ -593,15 +597,26 @@ mod tests {
     }
 
     #[test]
-    fn path_whose_ends_have_others_is_told_from_one_that_is_all_they_have() {
-        let all = job(|from, to| if (from, to) == (0, 3) { 14.0 } else { 0.1 });
-        let verdict = judge(&all);
-        assert_eq!(verdict.suspects[0].class, Class::Path, "{}", verdict.text);
-        assert!(verdict.suspects[0].among_others);
-        let mut ring = all;
-        ring.links.retain(|link| link.to == link.from.map(|from| (from + 3) % 4));
-        let verdict = judge(&ring);
-        assert_eq!(verdict.suspects[0].class, Class::Path, "{}", verdict.text);
-        assert!(!verdict.suspects[0].among_others);
+    fn path_that_may_pass_is_told_from_one_that_does_not() {
+        let one_loses = |from, to| if (from, to) == (0, 3) { 14.0 } else { 0.1 };
+        let ring = |mut job: Job| {
+            job.links.retain(|link| link.to == link.from.map(|from| (from + 3) % 4));
+            job
+        };
+        let slow = |mut job: Job| {
+            let path = |link: &&mut Link| (link.from, link.to) == (Some(0), Some(3));
+            job.links.iter_mut().find(path).expect("a link").rate /= 4.0;
+            job
+        };
+        for (job, may_pass) in [
+            (job(one_loses), true),
+            (slow(job(|_, _| 0.1)), true), // its ends have others
+            (ring(job(one_loses)), true),  // it only loses packets
+            (ring(slow(job(|_, _| 0.1))), false),
+        ] {
+            let verdict = judge(&job);
+            assert_eq!(verdict.suspects[0].class, Class::Path, "{}", verdict.text);
+            assert_eq!(verdict.suspects[0].may_pass, may_pass, "{}", verdict.text);
+        }
     }
 }

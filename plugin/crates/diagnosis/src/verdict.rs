@@ -118,9 +118,10 @@ pub struct Suspect {
     /// The other end, of a path.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub peer: Option<Place>,
-    /// Of a path: other connections of both ends are not slow. Traffic that collides looks so for a while.
+    /// Of a path: it may pass. Other connections of both ends are not slow, or it only loses packets: traffic that collides or
+    /// begins looks so for a while.
     #[serde(skip)]
-    pub among_others: bool,
+    pub may_pass: bool,
     /// The share of its time that the job loses to it.
     pub share: f64,
     /// How long it has been so, in seconds.
@@ -223,7 +224,7 @@ mod tests {
         Suspect {
             class,
             peer: (class == Class::Path).then(|| Place { host: "n4".into(), ..place.clone() }),
-            among_others: false,
+            may_pass: false,
             place,
             direction: (class == Class::Link).then_some(Direction::Send),
             share: 0.5,
