@@ -455,7 +455,7 @@ fn slow(job: &Job, waits: &Waits, late: &[usize]) -> Vec<Suspect> {
                 place: place(&job.members[member].process, &end.device),
                 direction: Some(if end.sends { Direction::Send } else { Direction::Receive }),
                 peer: None,
-                may_pass: false,
+                may_pass: slow.iter().all(|at| !is_long(&job.links[*at])),
                 share,
                 for_s: 0.0,
                 waiting: waits.waiting_for(&waiting).max(1),
@@ -584,6 +584,7 @@ mod tests {
         let suspect = &receives.suspects[0];
         assert_eq!((suspect.class, suspect.place.host.as_str()), (Class::Link, "n1"));
         assert_eq!(suspect.direction, Some(Direction::Receive));
+        assert!(suspect.may_pass, "losses alone may pass");
     }
 
     #[test]

@@ -118,8 +118,8 @@ pub struct Suspect {
     /// The other end, of a path.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub peer: Option<Place>,
-    /// Of a path: it may pass. Other connections of both ends are not slow, or it only loses packets: traffic that collides or
-    /// begins looks so for a while.
+    /// It may pass. A path's ends have other connections that are not slow, or a card or path only loses packets: traffic that
+    /// collides or begins looks so for a while.
     #[serde(skip)]
     pub may_pass: bool,
     /// The share of its time that the job loses to it.

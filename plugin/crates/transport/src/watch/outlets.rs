@@ -17,6 +17,32 @@ use crate::telemetry::report;
 const REPEAT: Duration = Duration::from_secs(60);
 /// How often a verdict is reported while it stands, and the timeline written.
 const REFRESH: Duration = Duration::from_secs(10);
+/// How often it is reported that nobody is suspected any more. A datagram may be lost.
+const ENDS_REPORTED: u8 = 3;
+
+/// When the controller is told.
+#[derive(Debug, Default)]
+struct Reports {
+    last: Option<Duration>,
+    /// How often the end of the last verdict is still to be reported.
+    ends_left: u8,
+}
+
+impl Reports {
+    /// Whether a report is sent now. `stands`: somebody is suspected; `changed`: others than before.
+    fn are_due(&mut self, stands: bool, changed: bool, now: Duration) -> bool {
+        if changed {
+            self.ends_left = if stands { 0 } else { ENDS_REPORTED };
+        }
+        let goes_on = stands || self.ends_left > 0;
+        let due = changed || goes_on && is_due(self.last, REFRESH, now);
+        if due {
+            self.last = Some(now);
+            self.ends_left = self.ends_left.saturating_sub(1);
+        }
+        due
+    }
+}
 
 /// Tells verdicts, each as often as its readers need it.
 pub(super) struct Outlets {
@@ -29,7 +55,7 @@ pub(super) struct Outlets {
     told: Verdict,
     logged: Option<Duration>,
     wait_logged: Option<Duration>,
-    reported: Option<Duration>,
+    reports: Reports,
     drawn: Option<Duration>,
 }
 
@@ -44,7 +70,7 @@ impl Outlets {
             told: Verdict::default(),
             logged: None,
             wait_logged: None,
-            reported: None,
+            reports: Reports::default(),
             drawn: None,
         }
     }
@@ -74,9 +100,8 @@ impl Outlets {
     pub(super) fn judged(&mut self, verdict: &Verdict, timeline: &Timeline, now: Duration) {
         let stands = !verdict.suspects.is_empty();
         let changed = names(verdict) != names(&self.told);
-        if changed || stands && is_due(self.reported, REFRESH, now) {
+        if self.reports.are_due(stands, changed, now) {
             report::verdict(&self.controller, &verdict.to_json());
-            self.reported = Some(now);
         }
         self.metrics.set_verdict(verdict);
         if self.folder.is_some() && (changed || is_due(self.drawn, REFRESH, now)) {
@@ -128,4 +153,22 @@ fn names(verdict: &Verdict) -> Vec<String> {
 
 fn is_due(last: Option<Duration>, interval: Duration, now: Duration) -> bool {
     last.is_none_or(|last| now >= last + interval)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdict_is_reported_while_it_stands_and_its_end_some_times() {
+        let mut reports = Reports::default();
+        let second = Duration::from_secs;
+        let mut sent = |from: u64, to: u64, stands| {
+            let is_sent = |at: &u64| reports.are_due(stands, *at == from, second(*at));
+            (from..to).filter(is_sent).collect::<Vec<u64>>()
+        };
+        assert_eq!(sent(5, 30, true), [5, 15, 25]);
+        assert_eq!(sent(30, 90, false), [30, 40, 50]);
+        assert_eq!(sent(90, 101, true), [90, 100]);
+    }
 }
