@@ -20,6 +20,8 @@ import rendezvous
 
 BACKENDS = ("evenkeel", "gloo")
 MODEL_MB = 25
+RENDEZVOUS = "## Rendezvous"
+"""The heading of the part about many ranks."""
 TESTS = "## PyTorch's own tests"
 """The heading of the part of the page that this program leaves as it is: the last one."""
 
@@ -111,7 +113,7 @@ def processor():
     return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
 
 
-def page(all_times, met, rounds):
+def page(all_times, rounds):
     lines = [
         "# PyTorch on CPUs",
         "",
@@ -130,14 +132,19 @@ def page(all_times, met, rounds):
             name, _, number = case.rpartition(" ")
             shown = f"{name} of {int(number):,} bytes" if number.isdigit() else case
             lines.append(f"| {shown} | {cells[0]} | {cells[1]} | {ours / theirs:.2f} |")
-    lines += [
+    return "\n".join(lines) + "\n"
+
+
+def many_ranks(quick, rounds):
+    lines = [
         "",
-        "## Rendezvous",
+        RENDEZVOUS,
         "",
         "Until the last rank has the sum of one all-reduce, from a `TCPStore` of torch. The median of the rounds, in brackets",
-        f"the greatest. All ranks are on one host over TCP, {rendezvous.RANKS_A_PROCESS} to a process. A backend has {rendezvous.LIMIT + 60:.0f} s.",
+        f"the greatest. All ranks are on one host over TCP, {rendezvous.RANKS_A_PROCESS} to a process. A backend has "
+        f"{rendezvous.LIMIT + 60:.0f} s. Measured {datetime.datetime.now(datetime.UTC):%Y-%m-%d}, {rounds} rounds.",
         "",
-        *met,
+        *rendezvous.table((16, 64) if quick else (16, 64, 256, 1000), rounds),
     ]
     return "\n".join(lines) + "\n"
 
@@ -146,19 +153,24 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", required=True, help="the page to write, such as docs/results/torch.md")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
+    parser.add_argument("--rendezvous", action="store_true", help="measure only how long many ranks take to meet; the rest of the page stays")
     options = parser.parse_args()
     sizes = [4**exponent for exponent in range(1, 14, 3 if options.quick else 1)]
     rounds, seconds = (1, 0.1) if options.quick else (3, 0.25)
-    all_times = {}
-    for size in (2, 4):
-        print(f"{size} processes", flush=True)
-        all_times[size] = measure(size, sizes, rounds, seconds)
-    met = rendezvous.table((16, 64) if options.quick else (16, 64, 256, 1000), rounds)
     output = pathlib.Path(options.output)
     before = output.read_text(encoding="utf-8") if output.exists() else ""
     # What tests found is not measured here.
-    kept = "\n" + before[before.index(TESTS) :] if TESTS in before else ""
-    output.write_text(page(all_times, met, rounds) + kept, encoding="utf-8")
+    measured, heading, found = before.partition("\n" + TESTS)
+    if options.rendezvous:
+        text = measured.partition("\n" + RENDEZVOUS)[0]
+    else:
+        all_times = {}
+        for size in (2, 4):
+            print(f"{size} processes", flush=True)
+            all_times[size] = measure(size, sizes, rounds, seconds)
+        text = page(all_times, rounds)
+    text += many_ranks(options.quick, rounds)
+    output.write_text(text + heading + found, encoding="utf-8")
     print(json.dumps({"page": options.output}))
 
 
