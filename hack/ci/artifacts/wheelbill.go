@@ -63,8 +63,13 @@ func withoutCheckout(wheel, root string) (err error) {
 	var out bytes.Buffer
 	writer := zip.NewWriter(&out)
 	for _, f := range archive.File {
-		header := zip.FileHeader{Name: f.Name, Method: f.Method, ModifiedTime: f.ModifiedTime, ModifiedDate: f.ModifiedDate, ExternalAttrs: f.ExternalAttrs, CreatorVersion: f.CreatorVersion} //nolint:staticcheck // as it was, to the bit
-		file, err := writer.CreateHeader(&header)
+		if f.Name != record && !wheelBill.MatchString(f.Name) {
+			if err := writer.Copy(f); err != nil {
+				return err
+			}
+			continue
+		}
+		file, err := writer.CreateHeader(&zip.FileHeader{Name: f.Name, Method: f.Method, Modified: f.Modified, ExternalAttrs: f.ExternalAttrs, CreatorVersion: f.CreatorVersion})
 		if err != nil {
 			return err
 		}

@@ -44,9 +44,9 @@ func TestCheckValidation(t *testing.T) {
 			s.Stages = []evenkeel.Stage{"RDMA"}
 			s.Runner = evenkeel.RunnerSpec{Type: "NCCLTests", Image: "x", GPUsPerNode: &two}
 		},
-		"needs gpusPerNode":            func(s *evenkeel.NetworkCheckSpec) { s.Runner.Type = evenkeel.RunnerNCCLTests },
-		"uses no GPU":                  func(s *evenkeel.NetworkCheckSpec) { s.Runner.GPUsPerNode = &two },
-		"goes with the runner":         func(s *evenkeel.NetworkCheckSpec) { s.Runner.Type, s.Runner.GPUsPerNode = "", &two },
+		"needs gpusPerNode":    func(s *evenkeel.NetworkCheckSpec) { s.Runner.Type = evenkeel.RunnerNCCLTests },
+		"uses no GPU":          func(s *evenkeel.NetworkCheckSpec) { s.Runner.GPUsPerNode = &two },
+		"goes with the runner": func(s *evenkeel.NetworkCheckSpec) { s.Runner.Type, s.Runner.GPUsPerNode = "", &two },
 		"name the runner NCCLTests": func(s *evenkeel.NetworkCheckSpec) {
 			s.Runner.Type, s.Sweep.Collective = "", evenkeel.CollectiveBroadcast
 		},
