@@ -74,10 +74,12 @@ func markdown(results []result, calm []quiet, o options, source page.Source, hos
 	}
 	table.Markdown(&b)
 	fmt.Fprintf(&b, "\n## What was not right\n\n")
-	for _, r := range results {
-		if r.matters() && !r.isGood() || r.isWrong() {
-			fmt.Fprintf(&b, "* %s of %s (%g), %s, cost %.0f %%: %s\n", r.Fault.Kind, hostName(r.Fault.Host), r.Fault.Amount, r.Fault.Pattern, 100*r.Cost, r.said())
-		}
+	wrong, _ := split(results, func(r result) bool { return r.matters() && !r.isGood() || r.isWrong() })
+	if len(wrong) == 0 {
+		fmt.Fprintf(&b, "Nothing.\n")
+	}
+	for _, r := range wrong {
+		fmt.Fprintf(&b, "* %s of %s (%g), %s, cost %.0f %%: %s\n", r.Fault.Kind, hostName(r.Fault.Host), r.Fault.Amount, r.Fault.Pattern, 100*r.Cost, r.said())
 	}
 	fmt.Fprintf(&b, "\n## How\n\nMeasured at %s, on %s. The load of the machine before the runs was %.1f; %d jobs ran at a time.\n", source, host, host.Load, o.parallel)
 	return b.Bytes()
