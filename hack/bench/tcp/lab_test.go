@@ -151,8 +151,8 @@ func TestEncryptionMeasuresProcessorShareOfOpenssl(t *testing.T) {
 	}
 	for name, ends := range map[string]int{opensslName: 2, cipherName: 1} {
 		o := only(t, got, name)
-		// In cores: each process has one thread.
-		if used := o.Own * float64(runtime.NumCPU()); used < 0.1 || used > float64(ends)+0.1 || o.Rate <= 0 || o.Send <= 0 {
+		// In cores: each process has one thread, and beside other programs less than a core.
+		if used := o.Own * float64(runtime.NumCPU()); used <= 0 || used > float64(ends)+0.1 || o.Rate <= 0 || o.Send <= 0 {
 			t.Errorf("%s: %+v, want the processor time of at most %d processes", name, o, ends)
 		}
 	}
