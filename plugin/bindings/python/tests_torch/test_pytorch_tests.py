@@ -22,7 +22,6 @@ OTHER = {
     "which can be sent here",
     "GlooProcessGroupWithDispatchedCollectivesTests.test_init_process_group_for_all_backends": NAMED_CUSTOM,
     "ProcessGroupWithDispatchedCollectivesTests.test_init_process_group_for_all_backends": NAMED_CUSTOM,
-    "PythonProcessGroupExtensionTest.test_backend_config": "wants Gloo's name where no backend is named",
 }
 """Tests that pass with Gloo and need not with ``evenkeel``, and why."""
 
