@@ -66,7 +66,7 @@ def process_main(backend, port, first, count, size, begin, results, leave):
     leave.wait()
 
 
-def meeting(backend, size):
+def time_of(backend, size):
     """Seconds until the last of these ranks had the sum, or what went wrong."""
     fork = multiprocessing.get_context("fork")
     begin, results, leave = fork.Barrier(size), fork.Queue(), fork.Event()
@@ -103,7 +103,7 @@ def table(sizes, rounds):
         for _ in range(rounds):
             for backend, times in found.items():
                 if not any(isinstance(time_, str) for time_ in times):
-                    times.append(meeting(backend, size))
+                    times.append(time_of(backend, size))
                     print(f"{size} ranks, {backend}: {times[-1]}", flush=True)
         cells, middles = [], []
         for times in found.values():

@@ -100,7 +100,7 @@ func TestSuspectsAreTold(t *testing.T) {
 	collector := podOn(t, job, templates[0], "suspect-1", "127.0.0.1")
 	worker := podOn(t, job, templates[1], "suspect-2", "192.0.2.2")
 	podOn(t, job, templates[1], "suspect-3", "192.0.2.3")
-	stranger := podOn(t, other, templates[1], "suspect-9", "192.0.2.9")
+	unrelated := podOn(t, other, templates[1], "suspect-9", "192.0.2.9")
 
 	counted := func() string {
 		t.Helper()
@@ -140,7 +140,7 @@ func TestSuspectsAreTold(t *testing.T) {
 	}
 	// Of a node without a pod of the job, nothing is believed.
 	suspect(t, "the job has a third Event", string(collector.UID), "third",
-		fmt.Sprintf(`{"class":"link","host":"suspect-9","pod":%q},{"class":"link","host":"suspect-9"}`, stranger.UID), told("third"))
+		fmt.Sprintf(`{"class":"link","host":"suspect-9","pod":%q},{"class":"link","host":"suspect-9"}`, unrelated.UID), told("third"))
 	if got := onNode("suspect-9"); got != "" {
 		t.Errorf("a node without a pod of the job is accused: %q", got)
 	}
