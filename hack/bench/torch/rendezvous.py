@@ -91,8 +91,9 @@ def time_of(backend, size):
     finally:
         leave.set()
         for process in processes:
-            process.kill()
-            process.join()
+            if process.pid is not None:  # it was started
+                process.kill()
+                process.join()
 
 
 def table(sizes, rounds):
