@@ -3,6 +3,7 @@
 mod allreduce;
 mod cli;
 mod collective;
+mod compute;
 mod element;
 mod error;
 mod net;

@@ -9,6 +9,7 @@ use clap::Args;
 
 use crate::cli::options::{NetworkOptions, RankOptions, RunOptions};
 use crate::cli::size::{Size, sweep};
+use crate::compute::ComputeOptions;
 use crate::error::Result;
 use crate::output::report::{Measured, Network, Printer, RankLine, Row};
 use crate::plugin_host::{Region, log};
@@ -50,6 +51,8 @@ pub(crate) struct Options {
     json: bool,
     #[command(flatten)]
     run: RunOptions,
+    #[command(flatten)]
+    compute: ComputeOptions,
     #[command(flatten)]
     ranks: RankOptions,
     #[command(flatten)]
@@ -163,6 +166,7 @@ impl Run<'_> {
     }
 
     fn once(&mut self, buffers: &Buffers<'_>) -> Result<()> {
+        self.options.compute.compute()?;
         self.ring.all_reduce(
             self.world,
             buffers,

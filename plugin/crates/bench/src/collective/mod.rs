@@ -22,6 +22,7 @@ use half::f16;
 use serde::Serialize;
 
 use crate::cli::options::RankOptions;
+use crate::compute::ComputeOptions;
 use crate::error::Result;
 use crate::output::plot::{Chart, Line};
 use crate::ranks::spawn::{check, spawn};
@@ -185,6 +186,8 @@ pub(crate) struct Options {
     /// Other ranks with which each rank of pairwise_exchange exchanges a part of its buffer
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16), value_name = "N")]
     destinations: u16,
+    #[command(flatten)]
+    compute: ComputeOptions,
     /// Do not verify results
     #[arg(long)]
     no_verify: bool,
@@ -542,6 +545,7 @@ impl Options {
         group.allreduce_of(&mut iterations, Op::Min, &call).map_err(text)?;
         let mut samples = Vec::with_capacity(iterations[0] as usize);
         for _ in 0..iterations[0] {
+            self.compute.compute()?;
             let begun = Instant::now();
             exercise.once(group, &call).map_err(text)?;
             samples.push(begun.elapsed());
