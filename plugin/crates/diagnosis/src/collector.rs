@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use crate::judge::{Job, Link, Member, judge};
+use crate::judge::{Job, Link, Member, judge, sentence};
 use crate::timeline::{Moment, State, Timeline};
 use crate::verdict::{Outcome, Suspect, Verdict};
 use crate::view::{ConnectionView, Process, View};
@@ -135,25 +135,30 @@ impl Collector {
         self.timeline.add(moment(&job, now));
         self.learn(&job, &ids, now);
         self.weigh(&found.suspects, now);
+        self.confirm(&mut found);
+        found.collector.clone_from(&self.verdict.collector);
+        found.seq = self.verdict.seq + 1;
+        self.timeline.tell(&found);
+        self.verdict = found;
+        &self.verdict
+    }
+
+    /// Leaves of a judgement what is certain.
+    fn confirm(&self, found: &mut Verdict) {
         let told: Vec<Suspect> = self
             .suspicions
             .iter()
             .filter(|suspicion| suspicion.is_told)
             .map(|suspicion| suspicion.suspect.clone())
             .collect();
-        if told.is_empty() && found.outcome == Outcome::Suspect {
+        if let Some(first) = told.first() {
+            // Also if it is not over yet, or somebody else is named for the first time.
+            (found.outcome, found.text) = (Outcome::Suspect, sentence(first, found.ranks as usize));
+        } else if found.outcome == Outcome::Suspect {
             found.outcome = Outcome::Nobody;
             "ranks wait; it is not certain yet for whom".clone_into(&mut found.text);
-        } else if !told.is_empty() && found.outcome != Outcome::Suspect {
-            // It is not over yet: the last words stay.
-            (found.outcome, found.text) = (Outcome::Suspect, self.verdict.text.clone());
         }
         found.suspects = told;
-        found.collector.clone_from(&self.verdict.collector);
-        found.seq = self.verdict.seq + 1;
-        self.timeline.tell(&found);
-        self.verdict = found;
-        &self.verdict
     }
 
     /// The last verdict.
@@ -335,4 +340,44 @@ fn moment(job: &Job, now: Duration) -> Moment {
         (member.process.clone(), state)
     });
     Moment { at: now, states: states.collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verdict::{Class, Place};
+
+    /// The worst suspect of a moment may be new, and the sentence is on the one that is certain.
+    #[test]
+    fn the_sentence_is_on_who_is_certain() {
+        let suspect = |host: &str, share: f64| Suspect {
+            class: Class::Late,
+            place: Place { host: host.to_owned(), rank: Some(1), ..Place::default() },
+            direction: None,
+            peer: None,
+            may_pass: false,
+            share,
+            for_s: 0.0,
+            waiting: 7,
+            confidence: 0.9,
+            evidence: "did not call".to_owned(),
+        };
+        let (old, new) = (suspect("old", 0.3), suspect("new", 0.8));
+        let mut collector = Collector::new(1);
+        for _ in 0..STEADY {
+            collector.weigh(std::slice::from_ref(&old), Duration::ZERO);
+        }
+        let named = vec![new.clone(), old];
+        collector.weigh(&named, Duration::ZERO);
+        let mut found = Verdict {
+            ranks: 8,
+            outcome: Outcome::Suspect,
+            text: sentence(&new, 8),
+            suspects: named,
+            ..Verdict::default()
+        };
+        collector.confirm(&mut found);
+        assert_eq!(found.suspects.len(), 1);
+        assert!(found.text.contains("old") && !found.text.contains("new"), "{}", found.text);
+    }
 }

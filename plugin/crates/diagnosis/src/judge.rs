@@ -156,7 +156,7 @@ pub fn judge(job: &Job) -> Verdict {
 }
 
 /// As in `7 of 8 ranks wait for rank 5 on n3, which has not called for 41 s`.
-fn sentence(suspect: &Suspect, ranks: usize) -> String {
+pub(crate) fn sentence(suspect: &Suspect, ranks: usize) -> String {
     let Suspect { class, waiting, evidence, share, .. } = suspect;
     match class {
         Class::Late => {

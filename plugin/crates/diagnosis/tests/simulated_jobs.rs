@@ -373,7 +373,12 @@ fn verdicts(simulation: &mut Simulation) -> Vec<Verdict> {
                 collector.add(View::decode(&bytes).unwrap(), now);
             }
         }
-        all.push(collector.judge(now).clone());
+        let verdict = collector.judge(now).clone();
+        if let Some(suspect) = verdict.suspects.first() {
+            let words = suspect.words();
+            assert!(verdict.text.contains(&words), "{} is no sentence on {words}", verdict.text);
+        }
+        all.push(verdict);
     }
     all
 }
