@@ -1,12 +1,8 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"syscall"
-	"time"
 
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
@@ -15,14 +11,34 @@ import (
 type kind string
 
 const (
-	egress  kind = "card, sending"
-	ingress kind = "card, receiving"
-	loss    kind = "loss on a card"
-	slow    kind = "slow process"
-	stopped kind = "stopped process"
+	egress   kind = "card, sending"
+	ingress  kind = "card, receiving"
+	delay    kind = "delay on a card"
+	loss     kind = "loss on a card"
+	flapping kind = "flapping card"
+	path     kind = "path"
+	slow     kind = "slow process"
+	stopped  kind = "stopped process"
+	late     kind = "late each step"
+	two      kind = "two at once"
 )
 
-var kinds = []kind{egress, ingress, loss, slow, stopped}
+// kinds are all of them; those before the last one make up the last one.
+var kinds = []kind{egress, ingress, delay, loss, flapping, path, slow, stopped, late, two}
+
+// amounts are how bad the faults of a kind are: what is left of a rate, the delay in milliseconds, the share of packets lost, the
+// share of the time that a card is down or a process stopped, and by how many milliseconds a rank is late.
+var amounts = map[kind][]float64{
+	egress:   {0.5, 0.25, 0.1},
+	ingress:  {0.5, 0.25, 0.1},
+	delay:    {20, 50, 100},
+	loss:     {0.001, 0.01, 0.02, 0.05},
+	flapping: {0.1, 0.25, 0.5},
+	path:     {0.5, 0.25, 0.1},
+	slow:     {0.5, 0.75, 0.9},
+	stopped:  {1},
+	late:     {10, 50, 100, 200, 500},
+}
 
 // The classes of verdicts, as the plugin names them, and that of none.
 const (
@@ -32,39 +48,60 @@ const (
 	classNobody = "nobody"
 )
 
-// The patterns of a job.
+// The patterns of a job. Faults are injected into the first two.
 const (
-	ring     = "all-reduce in a ring, over the plugin"
-	allToAll = "all-to-all, over the collectives"
+	ring      = "all-reduce in a ring, over the plugin"
+	allToAll  = "all-to-all, over the collectives"
+	broadcast = "broadcast by rank 0, over the collectives"
 )
 
 var patterns = []string{ring, allToAll}
+
+// collective is the benchmark of a pattern that runs over the collectives.
+var collective = map[string]string{allToAll: "alltoall", broadcast: "broadcast"}
 
 // A fault is drawn from a seed.
 type fault struct {
 	Kind    kind
 	Pattern string
-	Host    int     // counted from 0
-	Amount  float64 // what is left of a card's rate, the share of packets lost, or the share of its time that a process is stopped
+	Host    int // counted from 0
+	Peer    int // the end of a path that begins at the host
+	Amount  float64
+	Both    []fault // of two at once
 }
 
 func draw(random *rand.Rand, hosts int) fault {
-	f := fault{Kind: kinds[random.IntN(len(kinds))], Pattern: patterns[random.IntN(len(patterns))], Host: random.IntN(hosts)}
-	switch f.Kind {
-	case egress, ingress:
-		f.Amount = []float64{0.5, 0.25, 0.1}[random.IntN(3)]
-	case loss:
-		f.Amount = []float64{0.01, 0.02, 0.05}[random.IntN(3)]
-	case slow:
-		f.Amount = []float64{0.5, 0.75, 0.9}[random.IntN(3)]
-	case stopped:
-		f.Amount = 1
+	k, pattern := kinds[random.IntN(len(kinds))], patterns[random.IntN(len(patterns))]
+	first := drawOf(random, k, pattern, hosts)
+	if k != two {
+		return first
+	}
+	simple := func() fault { return drawOf(random, kinds[random.IntN(len(kinds)-1)], pattern, hosts) }
+	both := []fault{simple(), simple()}
+	for both[0].touches(both[1].Host) || both[1].touches(both[0].Host) {
+		both[1] = simple()
+	}
+	return fault{Kind: two, Pattern: pattern, Both: both}
+}
+
+func drawOf(random *rand.Rand, k kind, pattern string, hosts int) fault {
+	f := fault{Kind: k, Pattern: pattern, Host: random.IntN(hosts)}
+	f.Peer = (f.Host + 1) % hosts // that of a ring
+	if pattern == allToAll {
+		f.Peer = (f.Host + 1 + random.IntN(hosts-1)) % hosts
+	}
+	if all := amounts[k]; len(all) > 0 {
+		f.Amount = all[random.IntN(len(all))]
 	}
 	return f
 }
 
-// isRight says whether a verdict names the fault's host and class. In a ring each card has one peer, so the end of a path cannot be told.
-func (f fault) isRight(v verdict, hosts int) bool {
+// touches says whether a fault is of this host.
+func (f fault) touches(host int) bool { return f.Host == host || f.Kind == path && f.Peer == host }
+
+// isRight says whether a verdict names the fault's place and class; of two at once, one of them. In a ring each card has one peer, so
+// the end of a path cannot be told.
+func (f fault) isRight(v verdict) bool {
 	if len(v.Suspects) == 0 {
 		return false
 	}
@@ -74,70 +111,32 @@ func (f fault) isRight(v verdict, hosts int) bool {
 		peer = s.Peer.Host
 	}
 	switch f.Kind {
-	case slow, stopped:
+	case slow, stopped, late:
 		return s.Class == classLate && s.Host == name
-	case egress, ingress, loss:
+	case path:
+		other := hostName(f.Peer)
+		return s.Class == classPath && (s.Host == name && peer == other || s.Host == other && peer == name)
+	case egress, ingress, delay, loss, flapping:
 		if f.Pattern == ring {
 			return s.Class == classPath && (s.Host == name || peer == name) || s.Class == classLink && s.Host == name
 		}
 		return s.Class == classLink && s.Host == name
+	case two:
+		return f.Both[0].isRight(v) || f.Both[1].isRight(v)
 	}
 	return false
 }
 
-func hostName(host int) string { return string(netns.StarHost(host)) }
-
-// inject begins the fault. The result ends it.
-func (f fault) inject(ctx context.Context, j *job) (end func() error, err error) {
-	host, port := netns.StarHost(f.Host), fmt.Sprintf("p%d", f.Host)
-	shape := func(at netns.Host, name string, rate float64) error {
-		_, err := j.lab.Exec(ctx, at, "tc", "qdisc", "replace", "dev", name, "root", "tbf", "rate", fmt.Sprintf("%.0f", rate), "burst", "32768", "limit", "1000000")
-		return err
-	}
+// String is the fault in words, without the pattern.
+func (f fault) String() string {
 	switch f.Kind {
-	case egress:
-		return func() error { return nil }, shape(host, netns.DataInterface, float64(cardRate)*f.Amount)
-	case ingress:
-		return func() error { return nil }, shape(switchHost, port, float64(cardRate)*f.Amount)
-	case loss:
-		// On the switch: the host's TCP would notice a packet that its own host drops.
-		table := fmt.Sprintf("table netdev fault { chain lose { type filter hook ingress device %s priority 0; numgen random mod 1000 < %d drop; }; }", port, int(f.Amount*1000))
-		_, err := j.lab.Exec(ctx, switchHost, "nft", table)
-		return func() error { return nil }, err
-	case stopped:
-		return func() error { return j.processes[f.Host].Cmd.Process.Signal(syscall.SIGCONT) }, j.processes[f.Host].Cmd.Process.Signal(syscall.SIGSTOP)
-	case slow:
-		ctx, cancel := context.WithCancel(ctx)
-		done := make(chan struct{})
-		go pulse(ctx, j.processes[f.Host].Cmd.Process, f.Amount, done)
-		return func() error { cancel(); <-done; return nil }, nil
+	case two:
+		return fmt.Sprintf("%s and %s", f.Both[0], f.Both[1])
+	case path:
+		return fmt.Sprintf("%s from %s to %s (%g)", f.Kind, hostName(f.Host), hostName(f.Peer), f.Amount)
+	default:
+		return fmt.Sprintf("%s of %s (%g)", f.Kind, hostName(f.Host), f.Amount)
 	}
-	return nil, fmt.Errorf("unknown fault %q", f.Kind)
 }
 
-// pulse stops a process for a share of each tenth of a second, as a CPU quota does, until the context ends.
-func pulse(ctx context.Context, process *os.Process, share float64, done chan<- struct{}) {
-	defer close(done)
-	const period = 100 * time.Millisecond
-	rest := time.NewTicker(period)
-	defer rest.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-rest.C:
-		}
-		if process.Signal(syscall.SIGSTOP) != nil {
-			return // it has ended
-		}
-		run := time.NewTimer(time.Duration(share * float64(period)))
-		select {
-		case <-ctx.Done():
-		case <-run.C:
-		}
-		run.Stop()
-		if process.Signal(syscall.SIGCONT) != nil {
-			return
-		}
-	}
-}
+func hostName(host int) string { return string(netns.StarHost(host)) }

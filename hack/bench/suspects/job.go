@@ -17,7 +17,7 @@ import (
 
 const (
 	// cardRate is that of each host's card, in both directions. Low, so that the machine's processors do not set the pace.
-	cardRate   = 100 * netns.Mbit
+	cardRate   = 40 * netns.Mbit
 	switchHost = netns.Host("s1")
 	// poll is how often verdicts are looked at.
 	poll = 250 * time.Millisecond
@@ -45,7 +45,7 @@ type job struct {
 }
 
 // start starts the ranks, which go on until the job is closed.
-func start(ctx context.Context, o options, slot int, pattern string) (_ *job, err error) {
+func start(ctx context.Context, o options, slot int, l load) (_ *job, err error) {
 	config := netns.Config{Name: fmt.Sprintf("bench-suspects-%d", slot)}
 	for range o.hosts {
 		config.Star = append(config.Star, cardRate)
@@ -63,15 +63,23 @@ func start(ctx context.Context, o options, slot int, pattern string) (_ *job, er
 		return nil, err
 	}
 	for rank := range o.hosts {
+		if l.computing != nil {
+			if err := j.compute(rank, l.computing(rank)); err != nil {
+				return nil, err
+			}
+		}
 		host := netns.StarHost(rank)
 		environment := []string{
 			fmt.Sprintf("RANK=%d", rank), fmt.Sprintf("WORLD_SIZE=%d", o.hosts), "MASTER_PORT=29500",
 			"MASTER_ADDR=" + j.lab.Address(netns.StarHost(0)).String(), "NCCL_SOCKET_IFNAME=" + netns.DataInterface,
-			"EVENKEEL_WATCH=on", "EVENKEEL_STATUS_DIR=" + j.folder, "EVENKEEL_NODE=" + hostName(rank),
+			"EVENKEEL_STATUS_DIR=" + j.folder, "EVENKEEL_NODE=" + hostName(rank),
 		}
-		argv := []string{o.driver, "allreduce", "--plugin", o.library, "-b", "4M", "-e", "4M", "-N", "0", "--check", "0", "-w", "1", "-n", "1000"}
-		if pattern == allToAll {
-			argv = []string{o.driver, "collective", "--transport", "tcp", "--elements", "500000", "--no-verify", "--iteration-time", "3600s", "alltoall"}
+		if !l.unwatched {
+			environment = append(environment, "EVENKEEL_WATCH=on")
+		}
+		argv := []string{o.driver, "allreduce", "--compute", j.computeFile(rank), "--plugin", o.library, "-b", "1M", "-e", "1M", "-N", "0", "--check", "0", "-w", "1", "-n", "1000"}
+		if benchmark := collective[l.Pattern]; benchmark != "" {
+			argv = []string{o.driver, "collective", "--transport", "tcp", "--elements", "200000", "--no-verify", "--compute", j.computeFile(rank), "--iteration-time", "86400s", benchmark}
 		}
 		process, err := proc.Start(ctx, j.lab, host, fmt.Sprintf("rank %d", rank), environment, argv...)
 		if err != nil {
@@ -80,6 +88,20 @@ func start(ctx context.Context, o options, slot int, pattern string) (_ *job, er
 		j.processes = append(j.processes, process)
 	}
 	return j, nil
+}
+
+// computeFile is where a rank reads how long it computes before each operation.
+func (j *job) computeFile(rank int) string {
+	return filepath.Join(j.folder, fmt.Sprintf("compute-%d", rank))
+}
+
+// compute sets how long a rank computes before each operation, in milliseconds: one number, or two between which it is drawn.
+func (j *job) compute(rank int, milliseconds string) error {
+	file := j.computeFile(rank)
+	if err := os.WriteFile(file+".new", []byte(milliseconds), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(file+".new", file)
 }
 
 // suspected returns the newest verdict on a suspect that a rank has written; none: nobody is suspected by any.

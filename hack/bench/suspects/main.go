@@ -10,6 +10,9 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
@@ -39,7 +42,7 @@ type options struct {
 	faults, hosts   int
 	parallel        int
 	quiet           time.Duration
-	output          string
+	output, only    string
 	library, driver string
 }
 
@@ -62,7 +65,8 @@ func rootCommand() *cobra.Command {
 Each fault has a job of its own, with a rank on each host of a network of namespaces. Needs root. The same seed draws
 the same faults. A fault takes up to a minute, and 40 seconds where somebody is named soon.`,
 		Example: `  go run ./hack/bench/suspects
-  go run ./hack/bench/suspects --seed 7 --faults 20 --quiet 1m --output /tmp/suspects`,
+  go run ./hack/bench/suspects --seed 7 --faults 20 --quiet 1m --output /tmp/suspects
+  go run ./hack/bench/suspects --only "path|late" --faults 4 --quiet 1s --output /tmp/suspects`,
 		Args:         cobra.NoArgs,
 		SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
@@ -82,16 +86,33 @@ the same faults. A fault takes up to a minute, and 40 seconds where somebody is 
 	}
 	cmd.Flags().Uint64Var(&o.seed, "seed", 1, "what the faults are drawn from")
 	cmd.Flags().IntVar(&o.faults, "faults", 300, "number of faults")
+	cmd.Flags().StringVar(&o.only, "only", "", "kinds of faults: a regular expression, such as \"path|late\"")
 	cmd.Flags().IntVar(&o.hosts, "hosts", 8, "hosts of a job")
-	cmd.Flags().IntVar(&o.parallel, "parallel", 1, "jobs at a time, each in a network of its own; they share the processors")
-	cmd.Flags().DurationVar(&o.quiet, "quiet", 10*time.Minute, "how long each kind of job runs without a fault")
+	cmd.Flags().IntVar(&o.parallel, "parallel", runtime.NumCPU(), "jobs at a time, each in a network of its own; they share the processors")
+	cmd.Flags().DurationVar(&o.quiet, "quiet", 10*time.Minute, "how long each job without a fault runs")
 	cmd.Flags().StringVar(&o.output, "output", "", "the folder for the page (default docs/results)")
 	cmd.Flags().StringVar(&o.library, "library", "", "the plugin (default: built from this checkout)")
 	cmd.Flags().StringVar(&o.driver, "driver", "", "evenkeel-bench (default: built from this checkout)")
 	return cmd
 }
 
+// kinds match the kinds of faults that are asked for.
+func (o options) kinds() (*regexp.Regexp, error) {
+	only, err := regexp.Compile(o.only)
+	if err != nil {
+		return nil, fmt.Errorf("--only: %w", err)
+	}
+	if !slices.ContainsFunc(kinds, func(k kind) bool { return only.MatchString(string(k)) }) {
+		return nil, fmt.Errorf("--only %q matches none of %q", o.only, kinds)
+	}
+	return only, nil
+}
+
 func run(ctx context.Context, out io.Writer, o options) error {
+	only, err := o.kinds()
+	if err != nil {
+		return err
+	}
 	root, err := toolbox.Root()
 	if err != nil {
 		return err
@@ -107,32 +128,29 @@ func run(ctx context.Context, out io.Writer, o options) error {
 		}
 		o.library, o.driver = paths[0], paths[1]
 	}
-	results, err := injected(ctx, out, o)
+	results, err := injected(ctx, out, o, only)
 	if err != nil {
 		return err
 	}
-	calm := make([]quiet, len(patterns))
-	err = slots(ctx, o.parallel, len(patterns), func(ctx context.Context, slot, number int) error {
-		q, err := undisturbed(ctx, o, slot, patterns[number])
-		calm[number] = q
-		if err != nil {
-			return fmt.Errorf("without a fault: %w", err)
-		}
-		fmt.Fprintf(out, "without a fault, %s: named %q\n", q.Pattern, q.Named)
-		return nil
-	})
+	calm, err := undisturbed(ctx, out, o)
 	if err != nil {
 		return err
 	}
-	return page.Write(o.output, map[string][]byte{"suspects.md": markdown(results, calm, o, source, host), "suspects.svg": matrix(results)})
+	spent, err := measureCost(ctx, out, o)
+	if err != nil {
+		return err
+	}
+	return page.Write(o.output, map[string][]byte{"suspects.md": markdown(results, calm, spent, o, source, host), "suspects.svg": matrix(results)})
 }
 
 // injected runs a job for each fault that is drawn from the seed.
-func injected(ctx context.Context, out io.Writer, o options) ([]result, error) {
+func injected(ctx context.Context, out io.Writer, o options, only *regexp.Regexp) ([]result, error) {
 	random := rand.New(rand.NewPCG(o.seed, 0)) //nolint:gosec // the same faults for the same seed
-	faults := make([]fault, o.faults)
-	for number := range faults {
-		faults[number] = draw(random, o.hosts)
+	var faults []fault
+	for len(faults) < o.faults {
+		if f := draw(random, o.hosts); only.MatchString(string(f.Kind)) {
+			faults = append(faults, f)
+		}
 	}
 	results := make([]result, o.faults)
 	err := slots(ctx, o.parallel, o.faults, func(ctx context.Context, slot, number int) error {
@@ -141,8 +159,8 @@ func injected(ctx context.Context, out io.Writer, o options) ([]result, error) {
 			return fmt.Errorf("fault %d: %w", number+1, err)
 		}
 		results[number] = r
-		fmt.Fprintf(out, "%d: %s of %s (%g), %s, cost %.0f %%: right %t after %.1f s: %s\n",
-			number+1, r.Fault.Kind, hostName(r.Fault.Host), r.Fault.Amount, r.Fault.Pattern, 100*r.Cost, r.Right, r.After.Seconds(), r.said())
+		fmt.Fprintf(out, "%d: %s, %s, cost %.0f %%: right %t after %.1f s: %s\n",
+			number+1, r.Fault, r.Fault.Pattern, 100*r.Cost, r.Right, r.After.Seconds(), r.said())
 		return nil
 	})
 	return results, err
@@ -179,7 +197,7 @@ func slots(ctx context.Context, parallel, count int, work func(ctx context.Conte
 // one runs a job with one fault.
 func one(ctx context.Context, o options, slot int, f fault) (_ result, err error) {
 	r := result{Fault: f, Found: classNobody}
-	j, err := begin(ctx, o, slot, f.Pattern)
+	j, err := begin(ctx, o, slot, load{Pattern: f.Pattern})
 	if err != nil {
 		return r, err
 	}
@@ -232,14 +250,14 @@ func one(ctx context.Context, o options, slot int, f fault) (_ result, err error
 	}
 	r.Cost = 1 - faulty/max(calm, 1)
 	if known {
-		r.Found, r.Host, r.Text, r.Right = found.Suspects[0].Class, found.Suspects[0].Host, found.Text, f.isRight(found, o.hosts)
+		r.Found, r.Host, r.Text, r.Right = found.Suspects[0].Class, found.Suspects[0].Host, found.Text, f.isRight(found)
 	}
 	return r, nil
 }
 
 // begin starts a job, and returns once a verdict knows all its ranks.
-func begin(ctx context.Context, o options, slot int, pattern string) (*job, error) {
-	j, err := start(ctx, o, slot, pattern)
+func begin(ctx context.Context, o options, slot int, l load) (*job, error) {
+	j, err := start(ctx, o, slot, l)
 	if err != nil {
 		return nil, err
 	}
@@ -251,25 +269,4 @@ func begin(ctx context.Context, o options, slot int, pattern string) (*job, erro
 		return nil, errors.Join(err, j.close(context.WithoutCancel(ctx)))
 	}
 	return j, nil
-}
-
-// undisturbed runs a job without a fault.
-func undisturbed(ctx context.Context, o options, slot int, pattern string) (_ quiet, err error) {
-	q := quiet{Pattern: pattern, Length: o.quiet}
-	j, err := begin(ctx, o, slot, pattern)
-	if err != nil {
-		return q, err
-	}
-	defer func() { err = errors.Join(err, j.close(context.WithoutCancel(ctx))) }()
-	last := ""
-	_, _, err = await(ctx, o.quiet, func() bool {
-		if v, named := j.suspected(); !named {
-			last = ""
-		} else if name := v.Suspects[0].Class + " " + v.Suspects[0].Host; name != last {
-			last = name
-			q.Named = append(q.Named, v.Text)
-		}
-		return false
-	})
-	return q, err
 }

@@ -29,14 +29,7 @@ const leastCost = 0.1
 func (r result) isGood() bool  { return r.Right && !r.Early }
 func (r result) matters() bool { return r.Cost >= leastCost || r.Early }
 
-// A quiet run has no fault.
-type quiet struct {
-	Pattern string
-	Length  time.Duration
-	Named   []string
-}
-
-func markdown(results []result, calm []quiet, o options, source page.Source, host machine.Machine) []byte {
+func markdown(results []result, calm []quiet, spent cost, o options, source page.Source, host machine.Machine) []byte {
 	var b bytes.Buffer
 	costly, cheap := split(results, result.matters)
 	fmt.Fprintf(&b, "# Who is named for a slow job\n\n")
@@ -67,19 +60,15 @@ func markdown(results []result, calm []quiet, o options, source page.Source, hos
 		}
 	}
 	table.Markdown(&b)
-	fmt.Fprintf(&b, "\n## Without a fault\n\n")
-	table = page.Table{Heading: []string{"Job", "Time", "False verdicts"}}
-	for _, q := range calm {
-		table.Add(q.Pattern, q.Length.Round(time.Second).String(), fmt.Sprint(len(q.Named)))
-	}
-	table.Markdown(&b)
+	writeQuiet(&b, calm)
+	spent.write(&b)
 	fmt.Fprintf(&b, "\n## What was not right\n\n")
 	wrong, _ := split(results, func(r result) bool { return r.matters() && !r.isGood() || r.isWrong() })
 	if len(wrong) == 0 {
 		fmt.Fprintf(&b, "Nothing.\n")
 	}
 	for _, r := range wrong {
-		fmt.Fprintf(&b, "* %s of %s (%g), %s, cost %.0f %%: %s\n", r.Fault.Kind, hostName(r.Fault.Host), r.Fault.Amount, r.Fault.Pattern, 100*r.Cost, r.said())
+		fmt.Fprintf(&b, "* %s, %s, cost %.0f %%: %s\n", r.Fault, r.Fault.Pattern, 100*r.Cost, r.said())
 	}
 	fmt.Fprintf(&b, "\n## How\n\nMeasured at %s, on %s. The load of the machine before the runs was %.1f; %d jobs ran at a time.\n", source, host, host.Load, o.parallel)
 	return b.Bytes()
