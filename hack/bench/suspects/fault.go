@@ -19,12 +19,12 @@ const (
 	path     kind = "path"
 	slow     kind = "slow process"
 	stopped  kind = "stopped process"
-	late     kind = "late each step"
+	behind   kind = "late each step"
 	two      kind = "two at once"
 )
 
 // kinds are all of them; those before the last one make up the last one.
-var kinds = []kind{egress, ingress, delay, loss, flapping, path, slow, stopped, late, two}
+var kinds = []kind{egress, ingress, delay, loss, flapping, path, slow, stopped, behind, two}
 
 // amounts are how bad the faults of a kind are: what is left of a rate, the delay in milliseconds, the share of packets lost, the
 // share of the time that a card is down or a process stopped, and by how many milliseconds a rank is late.
@@ -37,7 +37,7 @@ var amounts = map[kind][]float64{
 	path:     {0.5, 0.25, 0.1},
 	slow:     {0.5, 0.75, 0.9},
 	stopped:  {1},
-	late:     {10, 50, 100, 200, 500},
+	behind:   {10, 50, 100, 200, 500},
 }
 
 // The classes of verdicts, as the plugin names them, and that of none.
@@ -111,7 +111,7 @@ func (f fault) isRight(v verdict) bool {
 		peer = s.Peer.Host
 	}
 	switch f.Kind {
-	case slow, stopped, late:
+	case slow, stopped, behind:
 		return s.Class == classLate && s.Host == name
 	case path:
 		other := hostName(f.Peer)

@@ -56,7 +56,7 @@ func TestAVerdictIsRightThatNamesPlaceAndClass(t *testing.T) {
 	card := fault{Kind: egress, Pattern: allToAll, Host: 2}
 	inRing := fault{Kind: delay, Pattern: ring, Host: 2}
 	between := fault{Kind: path, Pattern: allToAll, Host: 2, Peer: 5}
-	behind := fault{Kind: late, Pattern: ring, Host: 4}
+	slowed := fault{Kind: behind, Pattern: ring, Host: 4}
 	for _, test := range []struct {
 		fault fault
 		said  verdict
@@ -72,10 +72,10 @@ func TestAVerdictIsRightThatNamesPlaceAndClass(t *testing.T) {
 		{between, names(classPath, "h6", "h3"), true},
 		{between, names(classPath, "h3", "h5"), false},
 		{between, names(classLink, "h3", ""), false},
-		{behind, names(classLate, "h5", ""), true},
-		{behind, names(classLink, "h5", ""), false},
-		{fault{Kind: two, Both: []fault{card, behind}}, names(classLate, "h5", ""), true},
-		{fault{Kind: two, Both: []fault{card, behind}}, names(classLate, "h3", ""), false},
+		{slowed, names(classLate, "h5", ""), true},
+		{slowed, names(classLink, "h5", ""), false},
+		{fault{Kind: two, Both: []fault{card, slowed}}, names(classLate, "h5", ""), true},
+		{fault{Kind: two, Both: []fault{card, slowed}}, names(classLate, "h3", ""), false},
 	} {
 		if got := test.fault.isRight(test.said); got != test.right {
 			t.Errorf("%s, named %+v: right %t", test.fault, test.said, got)

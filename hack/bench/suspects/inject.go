@@ -17,24 +17,20 @@ const (
 	slowPeriod = 100 * time.Millisecond
 )
 
-// nothing ends what ends with its job.
-func nothing() error { return nil }
-
-// inject begins the fault. The result ends it, as far as it would not end with the job.
+// inject begins the fault. The result ends it.
 func (f fault) inject(ctx context.Context, j *job) (end func() error, err error) {
-	host, port := netns.StarHost(f.Host), switchPort(f.Host)
+	late := context.WithoutCancel(ctx)
 	left := netns.Rate(float64(cardRate) * f.Amount)
 	switch f.Kind {
-	case egress:
-		return nothing, j.shape(ctx, host, netns.DataInterface, left)
-	case ingress:
-		return nothing, j.shape(ctx, switchHost, port, left)
+	case egress, ingress:
+		sends := f.Kind == egress
+		return func() error { return j.lab.SetStarRate(late, f.Host, sends, cardRate) }, j.lab.SetStarRate(ctx, f.Host, sends, left)
 	case delay:
 		return j.lab.Delay(ctx, f.Host, time.Duration(f.Amount)*time.Millisecond)
 	case loss:
-		return nothing, j.lose(ctx, f.Host, f.Amount)
+		return func() error { return j.loseNothing(late, f.Host) }, j.lose(ctx, f.Host, f.Amount)
 	case path:
-		return nothing, j.shapePath(ctx, f.Host, f.Peer, left)
+		return func() error { return j.unshapePath(late, f.Host, f.Peer) }, j.shapePath(ctx, f.Host, f.Peer, left)
 	case stopped:
 		process := j.processes[f.Host].Cmd.Process
 		return func() error { return process.Signal(syscall.SIGCONT) }, process.Signal(syscall.SIGSTOP)
@@ -52,11 +48,11 @@ func (f fault) inject(ctx context.Context, j *job) (end func() error, err error)
 			if down {
 				state = "down"
 			}
-			_, err := j.lab.Exec(context.WithoutCancel(ctx), switchHost, "ip", "link", "set", "dev", port, state)
+			_, err := j.lab.Exec(late, switchHost, "ip", "link", "set", "dev", switchPort(f.Host), state)
 			return err
 		}), nil
-	case late:
-		return nothing, j.compute(f.Host, fmt.Sprintf("%.0f", f.Amount))
+	case behind:
+		return func() error { return j.compute(f.Host, "0") }, j.compute(f.Host, fmt.Sprintf("%.0f", f.Amount))
 	case two:
 		first, err := f.Both[0].inject(ctx, j)
 		if err != nil {
@@ -112,12 +108,6 @@ func pulse(ctx context.Context, period time.Duration, share float64, set func(on
 
 func switchPort(host int) string { return fmt.Sprintf("p%d", host) }
 
-// shape sets the rate of what is sent through an interface.
-func (j *job) shape(ctx context.Context, at netns.Host, name string, rate netns.Rate) error {
-	_, err := j.lab.Exec(ctx, at, "tc", "qdisc", "replace", "dev", name, "root", "tbf", "rate", rate.String(), "burst", "32768", "limit", "1000000")
-	return err
-}
-
 // shapePath sets the rate from one host to another.
 func (j *job) shapePath(ctx context.Context, from, to int, rate netns.Rate) error {
 	port := switchPort(to)
@@ -126,8 +116,8 @@ func (j *job) shapePath(ctx context.Context, from, to int, rate netns.Rate) erro
 		{"tc", "class", "add", "dev", port, "parent", "1:", "classid", "1:9", "htb", "rate", cardRate.String(), "burst", "32768"},
 		{"tc", "class", "add", "dev", port, "parent", "1:9", "classid", "1:1", "htb", "rate", (cardRate - rate).String(), "ceil", cardRate.String(), "burst", "32768"},
 		{"tc", "class", "add", "dev", port, "parent", "1:9", "classid", "1:2", "htb", "rate", rate.String(), "burst", "32768"},
-		{"nft", fmt.Sprintf("table ip fault%d { chain path { type filter hook forward priority 0; oifname %s meta priority set ip saddr map { %s : 1:2 }; }; }",
-			from, port, j.lab.Address(netns.StarHost(from)))},
+		{"nft", fmt.Sprintf("table ip %s { chain path { type filter hook forward priority 0; oifname %s meta priority set ip saddr map { %s : 1:2 }; }; }",
+			faultTable(from), port, j.lab.Address(netns.StarHost(from)))},
 	} {
 		if _, err := j.lab.Exec(ctx, switchHost, command...); err != nil {
 			return err
@@ -136,13 +126,27 @@ func (j *job) shapePath(ctx context.Context, from, to int, rate netns.Rate) erro
 	return nil
 }
 
+func (j *job) unshapePath(ctx context.Context, from, to int) error {
+	_, err := j.lab.Exec(ctx, switchHost, "nft", "delete", "table", "ip", faultTable(from))
+	_, removed := j.lab.Exec(ctx, switchHost, "tc", "qdisc", "del", "dev", switchPort(to), "root")
+	return errors.Join(err, removed, j.lab.SetStarRate(ctx, to, false, cardRate))
+}
+
+func faultTable(host int) string { return fmt.Sprintf("fault%d", host) }
+
 // lose drops a share of what a host sends. At the switch, since the host's TCP would notice a packet that its own host drops; and
 // packets, not segments of 64 KiB.
 func (j *job) lose(ctx context.Context, host int, share float64) error {
 	if _, err := j.lab.Exec(ctx, netns.StarHost(host), "ip", "link", "set", "dev", netns.DataInterface, "gso_max_segs", "1"); err != nil {
 		return err
 	}
-	_, err := j.lab.Exec(ctx, switchHost, "nft", fmt.Sprintf("table netdev fault%d { chain lose { type filter hook ingress device %s priority 0; numgen random mod 1000 < %d drop; }; }",
-		host, switchPort(host), int(share*1000)))
+	_, err := j.lab.Exec(ctx, switchHost, "nft", fmt.Sprintf("table netdev %s { chain lose { type filter hook ingress device %s priority 0; numgen random mod 1000 < %d drop; }; }",
+		faultTable(host), switchPort(host), int(share*1000)))
 	return err
+}
+
+func (j *job) loseNothing(ctx context.Context, host int) error {
+	_, err := j.lab.Exec(ctx, switchHost, "nft", "delete", "table", "netdev", faultTable(host))
+	_, whole := j.lab.Exec(ctx, netns.StarHost(host), "ip", "link", "set", "dev", netns.DataInterface, "gso_max_segs", "65535")
+	return errors.Join(err, whole)
 }

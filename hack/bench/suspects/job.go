@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	// cardRate is that of each host's card, in both directions. Low, so that the machine's processors do not set the pace.
+	// cardRate is that of each host's card, in both directions. Low, so that the machine's processors do not set the pace. What a rank
+	// sends at a time is more than the shaper's bucket: else the bucket would set it.
 	cardRate   = 40 * netns.Mbit
 	switchHost = netns.Host("s1")
 	// poll is how often verdicts are looked at.
@@ -77,9 +78,9 @@ func start(ctx context.Context, o options, slot int, l load) (_ *job, err error)
 		if !l.unwatched {
 			environment = append(environment, "EVENKEEL_WATCH=on")
 		}
-		argv := []string{o.driver, "allreduce", "--compute", j.computeFile(rank), "--plugin", o.library, "-b", "1M", "-e", "1M", "-N", "0", "--check", "0", "-w", "1", "-n", "1000"}
+		argv := []string{o.driver, "allreduce", "--compute", j.computeFile(rank), "--plugin", o.library, "-b", "4M", "-e", "4M", "-N", "0", "--check", "0", "-w", "1", "-n", "1000"}
 		if benchmark := collective[l.Pattern]; benchmark != "" {
-			argv = []string{o.driver, "collective", "--transport", "tcp", "--elements", "200000", "--no-verify", "--compute", j.computeFile(rank), "--iteration-time", "86400s", benchmark}
+			argv = []string{o.driver, "collective", "--transport", "tcp", "--elements", "500000", "--no-verify", "--compute", j.computeFile(rank), "--iteration-time", "86400s", benchmark}
 		}
 		process, err := proc.Start(ctx, j.lab, host, fmt.Sprintf("rank %d", rank), environment, argv...)
 		if err != nil {

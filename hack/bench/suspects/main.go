@@ -28,10 +28,15 @@ import (
 const (
 	// startTime is how long a job may take until a verdict knows all its ranks.
 	startTime = time.Minute
-	// calmTime is how long a job runs before its fault. Ranks learn how late each usually is.
-	calmTime = 20 * time.Second
+	// calmTime is how long a job runs before its first fault, and calmAgain before others. Ranks learn how late each usually is.
+	calmTime, calmAgain = 20 * time.Second, 10 * time.Second
 	// verdictTime is how long a verdict may take.
 	verdictTime = 45 * time.Second
+	// faultsOfAJob is how many a job gets, one after the other. Before the next one, nobody is named for restTime. A job in which
+	// somebody is named for lingerTime after the fault has ended gets no other.
+	faultsOfAJob = 5
+	restTime     = 5 * time.Second
+	lingerTime   = time.Minute
 	// settleTime is what a fault's cost leaves out of its beginning, and costTime how long it is measured.
 	settleTime = 3 * time.Second
 	costTime   = 7 * time.Second
@@ -62,8 +67,8 @@ func rootCommand() *cobra.Command {
 		Short: "Inject faults into running jobs, and write whom the ranks name to docs/results/suspects.md",
 		Long: `Inject faults into running jobs, and write whom the ranks name to docs/results/suspects.md.
 
-Each fault has a job of its own, with a rank on each host of a network of namespaces. Needs root. The same seed draws
-the same faults. A fault takes up to a minute, and 40 seconds where somebody is named soon.`,
+A job has a rank on each host of a network of namespaces, and gets five faults, one after the other. Needs root. The same
+seed draws the same faults. A fault takes some 40 seconds, a minute where nobody is named.`,
 		Example: `  go run ./hack/bench/suspects
   go run ./hack/bench/suspects --seed 7 --faults 20 --quiet 1m --output /tmp/suspects
   go run ./hack/bench/suspects --only "path|late" --faults 4 --quiet 1s --output /tmp/suspects`,
@@ -152,18 +157,31 @@ func injected(ctx context.Context, out io.Writer, o options, only *regexp.Regexp
 			faults = append(faults, f)
 		}
 	}
-	results := make([]result, o.faults)
-	err := slots(ctx, o.parallel, o.faults, func(ctx context.Context, slot, number int) error {
-		r, err := one(ctx, o, slot, faults[number])
-		if err != nil {
-			return fmt.Errorf("fault %d: %w", number+1, err)
+	var groups [][]numbered
+	for _, pattern := range patterns {
+		var group []numbered
+		for number, f := range faults {
+			if f.Pattern == pattern {
+				group = append(group, numbered{number, f})
+			}
 		}
-		results[number] = r
-		fmt.Fprintf(out, "%d: %s, %s, cost %.0f %%: right %t after %.1f s: %s\n",
-			number+1, r.Fault, r.Fault.Pattern, 100*r.Cost, r.Right, r.After.Seconds(), r.said())
-		return nil
+		groups = slices.AppendSeq(groups, slices.Chunk(group, faultsOfAJob))
+	}
+	results := make([]result, o.faults)
+	err := slots(ctx, o.parallel, len(groups), func(ctx context.Context, slot, at int) error {
+		return inOneJob(ctx, o, slot, groups[at], func(number int, r result) {
+			results[number] = r
+			fmt.Fprintf(out, "%d: %s, %s, cost %.0f %%: right %t after %.1f s: %s\n",
+				number+1, r.Fault, r.Fault.Pattern, 100*r.Cost, r.Right, r.After.Seconds(), r.said())
+		})
 	})
 	return results, err
+}
+
+// A numbered fault is one of those that are drawn.
+type numbered struct {
+	number int
+	fault  fault
 }
 
 // slots does work with the numbers from 0 to count, some at a time. What is done at the same time has different slots.
@@ -194,23 +212,56 @@ func slots(ctx context.Context, parallel, count int, work func(ctx context.Conte
 	return group.Wait()
 }
 
-// one runs a job with one fault.
-func one(ctx context.Context, o options, slot int, f fault) (_ result, err error) {
-	r := result{Fault: f, Found: classNobody}
-	j, err := begin(ctx, o, slot, load{Pattern: f.Pattern})
-	if err != nil {
-		return r, err
+// inOneJob injects faults one after the other. A job in which somebody stays named is replaced by a new one.
+func inOneJob(ctx context.Context, o options, slot int, faults []numbered, found func(number int, r result)) error {
+	for len(faults) > 0 {
+		j, err := begin(ctx, o, slot, load{Pattern: faults[0].fault.Pattern})
+		if err != nil {
+			return fmt.Errorf("fault %d: %w", faults[0].number+1, err)
+		}
+		calm := calmTime
+		for usable := true; usable && len(faults) > 0 && err == nil; faults = faults[1:] {
+			var r result
+			if r, err = one(ctx, j, faults[0].fault, calm); err == nil {
+				found(faults[0].number, r)
+				usable, err = j.calms(ctx)
+				calm = calmAgain
+			}
+			if err != nil {
+				err = fmt.Errorf("fault %d: %w", faults[0].number+1, err)
+			}
+		}
+		if err = errors.Join(err, j.close(context.WithoutCancel(ctx))); err != nil {
+			return err
+		}
 	}
-	defer func() { err = errors.Join(err, j.close(context.WithoutCancel(ctx))) }()
+	return nil
+}
+
+// calms waits until nobody is named, and says whether that came.
+func (j *job) calms(ctx context.Context) (bool, error) {
+	since := time.Now()
+	_, calm, err := await(ctx, lingerTime, func() bool {
+		if _, named := j.suspected(); named {
+			since = time.Now()
+		}
+		return time.Since(since) >= restTime
+	})
+	return calm, err
+}
+
+// one injects a fault into a job in which nobody is named, after that time without one.
+func one(ctx context.Context, j *job, f fault, length time.Duration) (_ result, err error) {
+	r := result{Fault: f, Found: classNobody}
 	// The first half is for ranks to come into step.
-	if _, r.Early, err = await(ctx, calmTime/2, func() bool { v, named := j.suspected(); r.Text = v.Text; return named }); err != nil || r.Early {
+	if _, r.Early, err = await(ctx, length/2, func() bool { v, named := j.suspected(); r.Text = v.Text; return named }); err != nil || r.Early {
 		return r, err
 	}
 	before, since, err := j.mark(ctx)
 	if err != nil {
 		return r, err
 	}
-	if _, r.Early, err = await(ctx, calmTime/2, func() bool { v, named := j.suspected(); r.Text = v.Text; return named }); err != nil || r.Early {
+	if _, r.Early, err = await(ctx, length/2, func() bool { v, named := j.suspected(); r.Text = v.Text; return named }); err != nil || r.Early {
 		return r, err
 	}
 	calm, err := j.rate(ctx, before, since)

@@ -98,7 +98,7 @@ func (j *job) sway(ctx context.Context, hosts int, half bool) error {
 	}
 	var all []error
 	for host := range hosts {
-		all = append(all, j.shape(ctx, netns.StarHost(host), netns.DataInterface, rate), j.shape(ctx, switchHost, switchPort(host), rate))
+		all = append(all, j.lab.SetStarRate(ctx, host, true, rate), j.lab.SetStarRate(ctx, host, false, rate))
 	}
 	return errors.Join(all...)
 }

@@ -34,6 +34,18 @@ func (l *Lab) SetRate(ctx context.Context, link int, rate Rate) error {
 	})
 }
 
+// SetStarRate sets the rate of what a star's host sends, or of what the switch sends to it.
+func (l *Lab) SetStarRate(ctx context.Context, link int, sends bool, rate Rate) error {
+	switch {
+	case link < 0 || link >= len(l.config.Star):
+		return fmt.Errorf("no host %d in a star of %d", link, len(l.config.Star))
+	case sends:
+		return l.shape(ctx, StarHost(link), DataInterface, rate)
+	default:
+		return l.shape(ctx, s1, linkName(link), rate)
+	}
+}
+
 // SetState takes a link down or up.
 func (l *Lab) SetState(ctx context.Context, link int, state State) error {
 	cable, rule := "up", ""
