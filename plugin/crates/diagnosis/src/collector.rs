@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use crate::judge::{Job, Link, Member, judge, sentence};
+use crate::judge::{Job, Link, Member, judge, median, sentence};
 use crate::timeline::{Moment, State, Timeline};
 use crate::verdict::{Outcome, Suspect, Verdict};
 use crate::view::{ConnectionView, Process, View};
@@ -207,7 +207,10 @@ impl Collector {
                 uncalled: share(recent().map(|view| view.uncalled).sum()),
                 usual_excess: known.excess,
                 uncalled_for: last.map_or(0.0, |view| f64::from(view.uncalled_for) / 1e3),
-                starved: share(recent().map(|view| view.starved).sum()),
+                // A pause, as by a checkpoint, is in one view or two. Whoever lacks a processor is late in most of them.
+                starved: median(recent().map(|view| {
+                    (f64::from(view.starved) / f64::from(view.window.max(1))).min(1.0)
+                })),
                 silent_for: (silent >= silence).then_some(silent.as_secs_f64()),
             });
             if silent >= silence {
@@ -346,6 +349,30 @@ fn moment(job: &Job, now: Duration) -> Moment {
 mod tests {
     use super::*;
     use crate::verdict::{Class, Place};
+
+    /// The share in which a process gets no processor, of which that much is said by its views of a second each.
+    fn starved(milliseconds: [u32; 8]) -> f64 {
+        let mut collector = Collector::new(1);
+        for (sequence, starved) in (1..).zip(milliseconds) {
+            let view = View {
+                process: Process { id: 7, ..Process::default() },
+                sequence,
+                window: 1000,
+                starved,
+                connections_open: 1,
+                ..View::default()
+            };
+            collector.add(view, Duration::from_secs(sequence.into()));
+        }
+        let (job, _) = collector.job(Duration::from_secs(8));
+        job.members[0].starved
+    }
+
+    #[test]
+    fn one_pause_is_no_lack_of_processors() {
+        assert!(starved([0, 0, 0, 950, 950, 0, 0, 0]) < 0.01);
+        assert!(starved([0, 0, 0, 300, 300, 300, 300, 300]) > 0.29);
+    }
 
     /// The worst suspect of a moment may be new, and the sentence is on the one that is certain.
     #[test]

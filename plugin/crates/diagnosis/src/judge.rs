@@ -535,7 +535,7 @@ fn place(process: &Process, device: &str) -> Place {
 }
 
 /// The middle value; 0 if there is none.
-fn median(values: impl Iterator<Item = f64>) -> f64 {
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

@@ -135,18 +135,20 @@ impl Watcher {
     fn run(&mut self, stop: &OwnedFd) {
         let (mut next_tick, mut next_beat, mut next_view) = (TICK, BEAT, BEAT);
         loop {
+            let began = self.now();
+            let left = next_tick.saturating_sub(began) + Duration::from_micros(50);
+            let waited = self.wait(stop, left);
+            // What it does itself, such as writing a file, does not count as late.
             let now = self.now();
-            let left = next_tick.saturating_sub(now) + Duration::from_micros(50);
-            match self.wait(stop, left) {
+            match waited {
                 Wait::Stopped => return self.leave(),
                 Wait::Readable => self.receive(),
                 Wait::TimedOut => {}
             }
-            let now = self.now();
             if now < next_tick {
                 continue;
             }
-            self.views.add_delay(now - next_tick);
+            self.views.add_delay(now - next_tick.max(began));
             next_tick = now + TICK;
             if now >= next_beat {
                 next_beat = now + BEAT;
