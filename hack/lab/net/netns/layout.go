@@ -24,8 +24,21 @@ func addresses(host Host) (data, gateway netip.Addr) {
 var controls = map[Host]netip.Addr{H1: netip.MustParseAddr("10.3.0.1"), H2: netip.MustParseAddr("10.3.0.2")}
 
 // A shaper delays traffic above its rate. Whole segments of 64 KiB pass through it before they are cut to packets, and must fit its
-// bucket.
-const minBurst = 128 << 10
+// bucket. At low rates TCP sends short segments, and a bucket of that size would carry a good part of a message in no time.
+const (
+	minBurst = 128 << 10
+	lowBurst = 32 << 10
+	lowRate  = 100 * Mbit
+)
+
+// burst is the size of a shaper's bucket.
+func burst(rate Rate) int {
+	least := minBurst
+	if rate <= lowRate {
+		least = lowBurst
+	}
+	return max(least, rate.bytesIn(0.001))
+}
 
 // routerTable has an empty chain for each setting of a link. Rules are added to it when the setting is used.
 const routerTable = `table inet lab {
@@ -129,7 +142,7 @@ func (l *Lab) shape(ctx context.Context, host Host, name string, rate Rate) erro
 			fmt.Sprintf("qdisc del dev %s root", name))
 	}
 	return l.run(ctx, host, "tc -batch -", fmt.Sprintf("qdisc replace dev %s root tbf rate %s burst %d limit %d",
-		name, rate, max(minBurst, rate.bytesIn(0.001)), l.queueBytes(rate)))
+		name, rate, burst(rate), l.queueBytes(rate)))
 }
 
 // configureRouters configures the links, and the routing between them.
