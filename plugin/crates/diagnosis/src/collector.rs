@@ -219,6 +219,12 @@ impl Collector {
             for view in recent() {
                 for connection in &view.connections {
                     self.add_end(&mut links, view, connection, &share, &at, covered);
+                    if view.sequence == known.sequence
+                        && connection.kibibytes > 0
+                        && let Some(link) = links.get_mut(&connection.id)
+                    {
+                        link.moves = true;
+                    }
                 }
             }
         }
@@ -366,6 +372,41 @@ mod tests {
         }
         let (job, _) = collector.job(Duration::from_secs(8));
         job.members[0].starved
+    }
+
+    /// A verdict on a process that has sent one view and no other, while its peer waits for it and moves bytes, or none.
+    fn verdict_on_silent(kibibytes: u32) -> Verdict {
+        let mut collector = Collector::new(1);
+        let view = |id: u64, sequence: u32, kibibytes: u32| View {
+            process: Process { id, rank: Some(id as u32), ..Process::default() },
+            sequence,
+            window: 1000,
+            connections_open: 1,
+            connections: vec![ConnectionView {
+                id: 9,
+                is_sender: id == 0,
+                outstanding: 1000,
+                outstanding_for: 1000 * sequence,
+                kibibytes,
+                ..ConnectionView::default()
+            }],
+            ..View::default()
+        };
+        collector.add(view(0, 1, 5000), Duration::from_secs(1));
+        for sequence in 1..30 {
+            let now = Duration::from_secs(sequence.into());
+            collector.add(view(1, sequence, kibibytes), now);
+            collector.judge(now);
+        }
+        collector.verdict().clone()
+    }
+
+    #[test]
+    fn who_moves_bytes_and_is_not_heard_is_not_stopped() {
+        let stopped = verdict_on_silent(0);
+        assert_eq!(stopped.suspects[0].place.rank, Some(0), "{}", stopped.text);
+        let unheard = verdict_on_silent(5000);
+        assert!(unheard.suspects.is_empty(), "{}", unheard.text);
     }
 
     #[test]

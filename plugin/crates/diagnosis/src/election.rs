@@ -12,6 +12,8 @@ pub const CANDIDATE_BYTES: usize = 4 + 8 + 16 + 2 + 8;
 
 /// How long a candidate stays without a new beat.
 pub const MAX_SILENCE: Duration = Duration::from_secs(5);
+/// A process that has not beaten for so long was stopped itself, and has heard nobody.
+const PAUSE: Duration = Duration::from_secs(3);
 /// How long one that has fallen silent is not elected again.
 const PENALTY: Duration = Duration::from_secs(30);
 const MAX_PENALTIES: usize = 16;
@@ -68,6 +70,8 @@ pub struct Election {
     best: Candidate,
     /// When a new beat of the best one came.
     seen: Duration,
+    /// When this process beat last.
+    beaten: Duration,
     /// Those that fell silent, and when.
     penalties: Vec<(u64, Duration)>,
 }
@@ -75,7 +79,7 @@ pub struct Election {
 impl Election {
     /// This process is a candidate. Times count from any moment.
     pub fn new(me: Candidate, now: Duration) -> Self {
-        Self { me, best: me, seen: now, penalties: Vec::new() }
+        Self { me, best: me, seen: now, beaten: now, penalties: Vec::new() }
     }
 
     /// The collector, as far as is known.
@@ -110,6 +114,13 @@ impl Election {
         news
     }
 
+    /// This process has answered a view, so it is alive and collects: its beats need not come through others.
+    pub fn answered(&mut self, id: u64, now: Duration) {
+        if id == self.best.id {
+            self.seen = now;
+        }
+    }
+
     fn is_penalized(&self, id: u64, now: Duration) -> bool {
         self.penalties.iter().any(|(other, since)| *other == id && now < *since + PENALTY)
     }
@@ -118,6 +129,10 @@ impl Election {
     /// neighbours of, if it is this process or has just changed.
     pub fn beat(&mut self, now: Duration) -> Option<Candidate> {
         self.me.beat += 1;
+        if now >= self.beaten + PAUSE {
+            self.seen = now;
+        }
+        self.beaten = now;
         if self.is_collector() {
             self.best = self.me;
             self.seen = now;
@@ -217,6 +232,32 @@ mod tests {
         assert_eq!(ring.collectors()[..3], [2; 3], "it has to stay a while");
         ring.seconds(40);
         assert_eq!(ring.collectors(), [0; 6]);
+    }
+
+    #[test]
+    fn election_stays_for_who_was_stopped_itself() {
+        let mut ring = Ring::new(&[4, 2, 7, 0, 9, 3]);
+        ring.seconds(2);
+        ring.stopped[2] = true;
+        ring.seconds(20);
+        ring.stopped[2] = false;
+        ring.seconds(1);
+        assert_eq!(ring.collectors(), [0; 6]);
+    }
+
+    #[test]
+    fn election_stays_for_who_gets_answers_and_no_beats() {
+        let mut election = Election::new(candidate(5), Duration::ZERO);
+        assert!(election.heard(candidate(0), Duration::ZERO));
+        let mut seconds = (1..).map(Duration::from_secs);
+        for now in seconds.by_ref().take(20) {
+            election.beat(now);
+            election.answered(candidate(0).id, now);
+            election.answered(candidate(1).id, now);
+        }
+        assert_eq!(election.collector().rank, 0);
+        seconds.take(6).for_each(|now| _ = election.beat(now));
+        assert!(election.is_collector(), "without answers too it is gone");
     }
 
     #[test]

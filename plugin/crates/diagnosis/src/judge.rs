@@ -83,6 +83,8 @@ pub struct Link {
     pub retransmits: f64,
     /// Whether its last segments are not answered at all.
     pub is_unanswered: bool,
+    /// Whether an end has moved bytes lately.
+    pub moves: bool,
 }
 
 impl Link {
@@ -259,6 +261,9 @@ fn late(job: &Job, waits: &Waits) -> Vec<(usize, Suspect)> {
         if let Some(silent) = member.silent_for {
             if links().any(|link| link.is_unanswered) {
                 continue; // its host does not answer either: the network
+            }
+            if links().any(|link| link.moves) {
+                continue; // it works: only what it says gets lost
             }
             let longest = links().map(|link| link.outstanding_for).fold(0.0, f64::max);
             if longest < 1.0 {

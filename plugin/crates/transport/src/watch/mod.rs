@@ -324,10 +324,9 @@ impl Watcher {
                 self.send(&bytes, from);
             }
             Datagram::Answer { collector, interval, verdict } => {
-                let is_mine = self
-                    .election
-                    .as_ref()
-                    .is_some_and(|election| election.collector().id == collector);
+                let Some(election) = &mut self.election else { return };
+                election.answered(collector, now);
+                let is_mine = election.collector().id == collector;
                 if is_mine && let Some(verdict) = Verdict::from_json(verdict.as_bytes()) {
                     self.interval = interval.clamp(BEAT, 10 * BEAT);
                     self.outlets.told(&verdict, now);
