@@ -216,7 +216,7 @@ fn measure(options: &Options, sizes: &[u64], world: &mut World) -> Result<u64> {
 
 fn heading(options: &Options, network: &Network) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    let Network { name, version, library, sha256, device, speed_mbps, transport } = network;
+    let Network { name, version, library, sha256, device, speed_mbps, transport, .. } = network;
     if options.plain.plain_sockets.is_some() {
         writeln!(out, "# Network: {name}")?;
     } else {

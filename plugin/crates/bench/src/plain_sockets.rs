@@ -53,6 +53,7 @@ impl PlainOptions {
             sha256: none(),
             device: none(),
             speed_mbps: 0,
+            devices: 1,
             transport: None,
         }
     }

@@ -1,5 +1,6 @@
 //! `evenkeel-bench allreduce`: a ring all-reduce between ranks through a plugin, every element checked.
 
+mod latency;
 pub(crate) mod ring;
 
 use std::process::ExitCode;
@@ -104,10 +105,11 @@ fn measure(options: &Options, sizes: &[u64], world: &mut World) -> Result<u64> {
         }
         cycle = cycle.wrapping_add(1);
     }
+    let latency = latency::measure(&ring, world)?;
     // No rank closes its connections before all are done.
     let transports = world.all_gather(&log::transport())?;
     if let Some(printer) = printer {
-        printer.finish(ring.sent(), transports).map_err(output)?;
+        printer.finish(ring.sent(), transports, latency).map_err(output)?;
     }
     Ok(wrong)
 }

@@ -115,7 +115,12 @@ impl Ring {
         Ok(())
     }
 
-    /// Bytes this rank has sent through the plugin.
+    /// The connections to the next rank and from the one before; none where there is only one rank.
+    pub(crate) fn ends(&self) -> Option<(&Sender, &Receiver)> {
+        self.ends.as_ref().map(|(sender, receiver)| (sender, receiver))
+    }
+
+    /// Bytes of all-reduces that this rank has sent through the plugin.
     pub(crate) fn sent(&self) -> u64 {
         self.sent
     }

@@ -92,6 +92,7 @@ impl NetworkOptions {
             sha256: digest(plugin.path().to_path_buf())?,
             device: device.name.clone(),
             speed_mbps: device.speed,
+            devices: devices.len(),
             transport: None,
         };
         Ok((plugin, network))

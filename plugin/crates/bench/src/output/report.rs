@@ -56,6 +56,8 @@ pub(crate) struct Network {
     pub(crate) device: String,
     /// The device's speed as the plugin has it, Mbit/s.
     pub(crate) speed_mbps: i64,
+    /// Number of the plugin's devices, of which this is one.
+    pub(crate) devices: usize,
     /// What carried the messages of its connections, `tcp` or `rdma`, or `mixed`; none where there are none, or the plugin
     /// does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -83,8 +85,11 @@ pub(crate) struct Report {
     pub(crate) redop: &'static str,
     pub(crate) ranks: Vec<RankLine>,
     pub(crate) rows: Vec<Row>,
-    /// Bytes that rank 0 sent through the plugin.
+    /// Bytes of all-reduces that rank 0 sent through the plugin.
     pub(crate) sent_bytes: u64,
+    /// Time of a small message from one rank to the next, microseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) latency_us: Option<f64>,
     pub(crate) wrong: u64,
     pub(crate) average_busbw: f64,
 }
@@ -104,6 +109,7 @@ impl Printer {
             ranks,
             rows: vec![],
             sent_bytes: 0,
+            latency_us: None,
             wrong: 0,
             average_busbw: 0.0,
         };
@@ -169,11 +175,13 @@ impl Printer {
         Ok(())
     }
 
-    /// Writes what is left and gives the number of wrong elements. `transports` are what carried each rank's messages.
+    /// Writes what is left and gives the number of wrong elements. `transports` are what carried each rank's messages, `latency`
+    /// is in seconds.
     pub(crate) fn finish(
         mut self,
         sent_bytes: u64,
         transports: Vec<Option<String>>,
+        latency: Option<f64>,
     ) -> io::Result<u64> {
         for (rank, transport) in self.report.ranks.iter_mut().zip(transports) {
             rank.network.transport = transport;
@@ -183,6 +191,7 @@ impl Printer {
         let sum: f64 = all.iter().map(|measured| measured.busbw).sum();
         self.report.average_busbw = if all.is_empty() { 0.0 } else { sum / all.len() as f64 };
         self.report.sent_bytes = sent_bytes;
+        self.report.latency_us = latency.map(|seconds| seconds * 1e6);
         let mut out = io::stdout().lock();
         if self.json {
             serde_json::to_writer(&mut out, &self.report)?;
@@ -194,6 +203,9 @@ impl Printer {
             let over = over.map_or_else(String::new, |transport| format!(" over {transport}"));
             let verdict = if self.report.wrong == 0 { "OK" } else { "FAILED" };
             writeln!(out, "# Network: {name} carried {sent_bytes} bytes from rank 0{over}")?;
+            if let Some(us) = self.report.latency_us {
+                writeln!(out, "# Latency: {us:.2} us from one rank to the next")?;
+            }
             writeln!(out, "# Out of bounds values : {} {verdict}", self.report.wrong)?;
             writeln!(out, "# Avg bus bandwidth    : {:.4}", self.report.average_busbw)?;
         }

@@ -44,6 +44,19 @@ fn allreduce_of_one_rank() {
     let ended = run(&["allreduce", "--spawn", "1", "-b", "1K", "-e", "1K"]);
     assert!(ended.status.success(), "{ended:?}");
     assert!(ended.out.contains("carried 0 bytes"), "{ended:?}");
+    assert!(!ended.out.contains("# Latency"), "{ended:?}");
+}
+
+#[test]
+fn allreduce_prints_the_latency_of_its_ring() {
+    for ranks in ["2", "3"] {
+        let ended = run(&["allreduce", "--spawn", ranks, "-b", "1K", "-e", "1K", "-n", "1"]);
+        assert!(ended.status.success(), "{ended:?}");
+        let latency = ended.out.lines().find_map(|line| line.strip_prefix("# Latency: ")).unwrap();
+        let (number, unit) = latency.split_once(' ').unwrap();
+        assert!(number.parse::<f64>().unwrap() > 0.0, "{latency}");
+        assert_eq!(unit, "us from one rank to the next");
+    }
 }
 
 #[test]
@@ -58,6 +71,8 @@ fn allreduce_json_matches_the_table() {
     }
     assert_eq!(report["rows"][1]["size"], 4096);
     assert_eq!(report["rows"][1]["in_place"]["wrong"], 0);
+    assert!(report["ranks"][0]["network"]["devices"].as_u64().unwrap() >= 1);
+    assert!(report["latency_us"].as_f64().unwrap() > 0.0);
     // In each operation on two ranks, each sends half of the buffer twice: 2 warm-up, 2 timed and 1 checked, both ways.
     assert_eq!(report["sent_bytes"], 5 * 2 * (1024 + 4096));
 }
