@@ -70,6 +70,10 @@ type NodeNetworkHealthStatus struct {
 	// +optional
 	BusBandwidth *resource.Quantity `json:"busBandwidth,omitempty"`
 
+	// measured is what that measurement says of the network besides, and what it depends on.
+	// +optional
+	Measured MeasuredNetwork `json:"measured,omitzero"`
+
 	// baseline is the usual bandwidth of the node, over the passed results in history.
 	// +optional
 	Baseline Baseline `json:"baseline,omitzero"`
@@ -86,6 +90,27 @@ type NodeNetworkHealthStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=8
 	Suspicions []Suspicion `json:"suspicions,omitempty"`
+}
+
+// MeasuredNetwork is what a check measured of the node's network besides its bandwidth, and what both depend on.
+//
+// +kubebuilder:validation:MinProperties=1
+type MeasuredNetwork struct {
+	// profileName is the NetworkProfile that was checked.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	ProfileName string `json:"profileName,omitempty"`
+
+	// latencyMicroseconds is the time of a small message from one node to another, the least of the node's runs. Absent: unknown.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	LatencyMicroseconds *int32 `json:"latencyMicroseconds,omitempty"`
+
+	// devices is the number of network devices that NCCL sees on the node, where busBandwidth is that of one of them. Absent: it is that
+	// of all of them, or the number is unknown.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	Devices *int32 `json:"devices,omitempty"`
 }
 
 // Suspicion is what a job said about the network of a node on which it had a pod.

@@ -71,6 +71,9 @@ type NodeResult struct {
 	Stage evenkeel.Stage
 	// BusBW is the best bus bandwidth of a run with the node over the expected network, GB/s; 0 without one.
 	BusBW float64
+	// LatencyUS is the least of such a run, microseconds, and Devices is as in [Run]; 0: unknown.
+	LatencyUS float64
+	Devices   int
 }
 
 // FabricResult is the verdict on what connects the nodes of a pool.
@@ -295,7 +298,10 @@ func (s *state) stagePairs() {
 		for _, at := range run.InUse {
 			inUse = append(inUse, s.record.Nodes[at].Name)
 		}
-		check.Runs = append(check.Runs, pairing.Run{InUse: inUse, Round: run.Round, Nodes: nodes, Outcome: run.Outcome, BusBW: run.BusBW, Wrong: run.Wrong, Networks: networks, Detail: run.Detail})
+		check.Runs = append(check.Runs, pairing.Run{InUse: inUse, Round: run.Round, Nodes: nodes, Outcome: run.Outcome, BusBW: run.BusBW, LatencyUS: run.LatencyUS, Wrong: run.Wrong, Networks: networks, Detail: run.Detail})
+		for _, at := range run.Nodes {
+			s.results[at].Devices = max(s.results[at].Devices, run.Devices)
+		}
 	})
 	s.pairing = pairing.Decide(check)
 	if next := s.pairing.Next; next != nil && s.record.Ended == "" {
@@ -307,7 +313,7 @@ func (s *state) stagePairs() {
 	for _, n := range s.pairing.Nodes {
 		at := places[n.Name]
 		s.setNode(at, evenkeel.StagePairs, n.Verdict, string(n.Reason), n.Message)
-		s.results[at].BusBW = n.BusBW
+		s.results[at].BusBW, s.results[at].LatencyUS = n.BusBW, n.LatencyUS
 	}
 	for _, f := range s.pairing.Fabrics {
 		out := FabricResult{Pools: f.Pools, Verdict: f.Verdict, Reason: string(f.Reason), Message: f.Message}

@@ -78,6 +78,10 @@ type Run struct {
 	// BusBW is the peak over all sizes, GB/s. Wrong is the number of wrong elements.
 	BusBW float64 `json:"busBW,omitempty"`
 	Wrong int64   `json:"wrong,omitempty"`
+	// LatencyUS is the time of a small message from one node to another, microseconds; 0: unknown.
+	LatencyUS float64 `json:"latencyUS,omitempty"`
+	// Devices is the number of network devices of its nodes, where BusBW is that of one of them; 0: unknown, or BusBW is that of all.
+	Devices int `json:"devices,omitempty"`
 	// Networks are indexes into Record.Networks.
 	Networks []int `json:"networks,omitempty"`
 	// LockedMemory is the limit of memory that its processes may lock, bytes; negative: no limit; nil: unknown.
@@ -90,10 +94,13 @@ type Run struct {
 
 // Measurement is what the log of a run says.
 type Measurement struct {
-	Outcome  pairing.Outcome
-	BusBW    float64
-	Wrong    int64
-	Networks []ncclout.Network
+	Outcome pairing.Outcome
+	BusBW   float64
+	Wrong   int64
+	// LatencyUS and Devices are as in [Run].
+	LatencyUS float64
+	Devices   int
+	Networks  []ncclout.Network
 	// LockedMemory is as in [Run].
 	LockedMemory *int64
 	// InUse are the names of nodes of the run that somebody else used meanwhile.
@@ -109,7 +116,7 @@ func (r *Record) Add(w PlannedRun, m Measurement) bool {
 	if r.Has(w) {
 		return false
 	}
-	run := Run{Stage: w.Stage, Round: w.Round, Index: w.Index, Outcome: m.Outcome, BusBW: m.BusBW, Wrong: m.Wrong, LockedMemory: m.LockedMemory, Detail: text.Clip(m.Detail, maxDetail)}
+	run := Run{Stage: w.Stage, Round: w.Round, Index: w.Index, Outcome: m.Outcome, BusBW: m.BusBW, Wrong: m.Wrong, LatencyUS: m.LatencyUS, Devices: m.Devices, LockedMemory: m.LockedMemory, Detail: text.Clip(m.Detail, maxDetail)}
 	for _, name := range w.Nodes {
 		at := slices.IndexFunc(r.Nodes, func(n Node) bool { return n.Name == name })
 		run.Nodes = append(run.Nodes, at)

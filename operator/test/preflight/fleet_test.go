@@ -350,14 +350,14 @@ func text(e ending, nodes []string) string {
 	if e.failure != "" {
 		return "error: " + e.failure + "\n"
 	}
-	network := map[string]any{"name": e.network, "version": 10, "library": "/opt/evenkeel/plugin/libnccl-net-evenkeel.so", "sha256": "0123456789ab", "device": "eth0", "speed_mbps": 10000}
+	network := map[string]any{"name": e.network, "version": 10, "library": "/opt/evenkeel/plugin/libnccl-net-evenkeel.so", "sha256": "0123456789ab", "device": "eth0", "speed_mbps": 10000, "devices": 1}
 	var ranks []any
 	for i, node := range nodes {
 		ranks = append(ranks, map[string]any{"rank": i, "host": node, "address": "10.0.0.1", "network": network})
 	}
 	half := map[string]any{"time_us": 1000, "algbw": e.speed, "busbw": e.speed, "wrong": 0}
 	row := map[string]any{"size": 1 << 20, "count": 1 << 18, "out_of_place": half, "in_place": half}
-	report, err := json.Marshal(map[string]any{"type": "float", "redop": "sum", "ranks": ranks, "rows": []any{row}, "sent_bytes": 1 << 20, "wrong": 0, "average_busbw": e.speed})
+	report, err := json.Marshal(map[string]any{"type": "float", "redop": "sum", "ranks": ranks, "rows": []any{row}, "sent_bytes": 1 << 20, "wrong": 0, "average_busbw": e.speed, "latency_us": 30.4})
 	if err != nil {
 		panic(err) // maps of plain values marshal
 	}

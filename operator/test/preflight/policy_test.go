@@ -117,6 +117,9 @@ func TestPolicyChecksAndLabelsNewNodes(t *testing.T) {
 	if state.Status.Health != evenkeel.HealthUnhealthy || len(state.Status.History) != 1 || state.Status.BusBandwidth.String() != "100M" || state.OwnerReferences[0].Kind != "Node" {
 		t.Errorf("%+v", state)
 	}
+	if m := state.Status.Measured; m.LatencyMicroseconds == nil || *m.LatencyMicroseconds != 30 || m.Devices == nil || *m.Devices != 1 || m.ProfileName != p.Spec.Check.WithDefaults().ProfileName {
+		t.Errorf("%+v", m)
+	}
 	if err := admin.Delete(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}

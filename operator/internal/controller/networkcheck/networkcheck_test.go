@@ -28,6 +28,8 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
 )
 
+var bench = evenkeel.CheckOptions{Runner: evenkeel.RunnerSpec{Type: evenkeel.RunnerBench}}
+
 // TestImageOfRunner: each runner has an image of its own for checks that name none, and a value of the chart.
 func TestImageOfRunner(t *testing.T) {
 	c := &Reconciler{BenchImage: "bench:1", NCCLTestsImage: "nccl-tests:1"}
@@ -58,7 +60,7 @@ func TestParseMeasurement(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m := parseMeasurement(text)
+		m := parseMeasurement(text, bench)
 		if m.Outcome != want.outcome || (m.Detail == "") != (want.outcome == pairing.Measured) {
 			t.Errorf("%s: %+v", file, m)
 		}
@@ -69,12 +71,42 @@ func TestParseMeasurement(t *testing.T) {
 			t.Errorf("%s: %+v", file, m)
 		}
 	}
-	lost := parseMeasurement([]byte("error: rank 1 (gpu-4, 10.0.0.2) is gone: its process or its machine has ended\n"))
+	lost := parseMeasurement([]byte("error: rank 1 (gpu-4, 10.0.0.2) is gone: its process or its machine has ended\n"), bench)
 	if lost.Outcome != pairing.Broken || !strings.Contains(lost.Detail, "rank 1 (gpu-4") {
 		t.Errorf("%+v", lost)
 	}
-	if m := parseMeasurement(nil); m.Outcome != pairing.Fault {
+	if m := parseMeasurement(nil, bench); m.Outcome != pairing.Fault {
 		t.Errorf("an empty log: %+v", m)
+	}
+}
+
+func TestParseMeasurementLatency(t *testing.T) {
+	const (
+		end  = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 1\n"
+		ours = `{"ranks":[{"network":{"name":"Evenkeel","devices":2}}],"rows":[{"size":64,"count":16,"out_of_place":{"time_us":750,"busbw":1},"in_place":{"time_us":750,"busbw":1}}],"latency_us":31.5,"wrong":0,"average_busbw":1}` + "\n"
+		// NCCL uses all devices. Its time is that of the whole operation.
+		small = "8 2 float sum -1 40.0 0.00 0.00 0 90.0 0.00 0.00 0\n"
+		large = "1048576 262144 float sum -1 800.0 1.3 1.3 0 800.0 1.3 1.3 0\n"
+	)
+	tests := func(collective evenkeel.Collective) evenkeel.CheckOptions {
+		return evenkeel.CheckOptions{Runner: evenkeel.RunnerSpec{Type: evenkeel.RunnerNCCLTests}, Sweep: evenkeel.SweepSpec{Collective: collective}}
+	}
+	for name, test := range map[string]struct {
+		log     string
+		options evenkeel.CheckOptions
+		latency float64
+		devices int
+	}{
+		"the benchmark":                 {ours, bench, 31.5, 2},
+		"an older one":                  {small + end, bench, 0, 0},
+		"nccl-tests":                    {small + large + end, tests(evenkeel.CollectiveAllReduce), 20, 0},
+		"nccl-tests, from 1 MiB on":     {large + end, tests(evenkeel.CollectiveAllReduce), 0, 0},
+		"nccl-tests, another operation": {small + large + end, tests(evenkeel.CollectiveAllGather), 0, 0},
+		"a run that was cut":            {small, tests(evenkeel.CollectiveAllReduce), 0, 0},
+	} {
+		if m := parseMeasurement([]byte(test.log), test.options); m.LatencyUS != test.latency || m.Devices != test.devices {
+			t.Errorf("%s: %+v", name, m)
+		}
 	}
 }
 
@@ -182,11 +214,11 @@ func TestOtherVersionsFailNoNode(t *testing.T) {
 		"error: invalid value 'Gang' for '--stage <STAGE>'\n": "runner.image",
 		"error: rank 1 lost\nerror: rank 0: connect to 10.0.0.1:1: the peer has Evenkeel protocol version 6, this side has version 7\n": "protocol version 6",
 	} {
-		if m := parseMeasurement([]byte(log)); m.Outcome != pairing.Fault || !strings.Contains(m.Detail, want) {
+		if m := parseMeasurement([]byte(log), bench); m.Outcome != pairing.Fault || !strings.Contains(m.Detail, want) {
 			t.Errorf("%q: %s %q, want a run that says nothing about the nodes, and %q", log, m.Outcome, m.Detail, want)
 		}
 	}
-	if m := parseMeasurement([]byte("error: rank 1 lost\n")); m.Outcome != pairing.Broken {
+	if m := parseMeasurement([]byte("error: rank 1 lost\n"), bench); m.Outcome != pairing.Broken {
 		t.Errorf("%+v", m)
 	}
 }

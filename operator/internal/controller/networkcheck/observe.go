@@ -131,10 +131,14 @@ func joinReason(reason, message string) string {
 }
 
 // parseMeasurement returns the result of a run whose processes ended by themselves.
-func parseMeasurement(log []byte) preflight.Measurement {
+func parseMeasurement(log []byte, options evenkeel.CheckOptions) preflight.Measurement {
 	report, err := ncclout.Parse(log)
 	m := preflight.Measurement{Outcome: pairing.Measured, BusBW: report.PeakBusBW(), Wrong: report.OutOfBounds, Networks: report.Networks}
 	switch {
+	case err == nil && options.Runner.Type == evenkeel.RunnerBench:
+		m.LatencyUS, m.Devices = report.LatencyUS, report.Devices
+	case err == nil && options.Sweep.Collective == evenkeel.CollectiveAllReduce:
+		m.LatencyUS = report.HalfSmallestUS() // and NCCL uses all devices
 	case err == nil:
 	case report.Failure != nil && report.Failure.Kind == ncclout.FailureRun:
 		m.Outcome, m.BusBW, m.Detail = pairing.Broken, 0, report.Failure.Line

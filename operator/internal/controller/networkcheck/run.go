@@ -219,7 +219,7 @@ func (c *Reconciler) readResult(ctx context.Context, check jobs.Check, w preflig
 		log, err := c.Logs.Tail(ctx, from.Namespace, from.Name)
 		switch {
 		case err == nil:
-			m = parseMeasurement(log)
+			m = parseMeasurement(log, check.Options)
 		case late:
 			m = faultMeasurement(err.Error())
 		default:

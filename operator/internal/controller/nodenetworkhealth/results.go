@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -151,7 +152,7 @@ func (r *ResultRecorder) recordNode(ctx context.Context, check *evenkeel.Network
 	state.Status = health.AddResult(state.Status, evenkeel.HealthResult{
 		Check: check.Name, UID: string(check.UID), Time: *check.Status.CompletionTime,
 		Verdict: n.Verdict, Reason: n.Reason, BusBandwidth: networkcheck.Quantity(n.BusBW), Benchmark: benchmark,
-	}, n.Message)
+	}, evenkeel.MeasuredNetwork{ProfileName: check.Spec.WithDefaults().ProfileName, LatencyMicroseconds: latency(n.LatencyUS), Devices: devices(n.Devices)}, n.Message)
 	if err := r.client.Status().Update(ctx, state); err != nil {
 		return false, nil, fmt.Errorf("write NodeNetworkHealth %s: %w", n.Name, err)
 	}
@@ -164,6 +165,27 @@ func (r *ResultRecorder) recordNode(ctx context.Context, check *evenkeel.Network
 		event = events.New(about, corev1.EventTypeNormal, EventSuspicionCleared, fmt.Sprintf("suspected by a job, and cleared by network check %s: %s", check.Name, n.Message), check.Status.CompletionTime.Time)
 	}
 	return false, event, nil
+}
+
+// maxLatency is what the plugin accepts at most.
+const maxLatency = 1_000_000
+
+// latency is nil if it is unknown. Less than a microsecond counts as one.
+func latency(us float64) *int32 {
+	if !(us > 0) || us > maxLatency {
+		return nil
+	}
+	rounded := int32(max(1, math.Round(us)))
+	return &rounded
+}
+
+// devices is nil if the number is unknown.
+func devices(count int) *int32 {
+	if count < 1 || count > math.MaxInt32 {
+		return nil
+	}
+	known := int32(count)
+	return &known
 }
 
 // ForNode returns a copy of the node's NodeNetworkHealth. It creates one that does not exist. It returns nil until that of an earlier node

@@ -44,8 +44,9 @@ func HasResult(status *evenkeel.NodeNetworkHealthStatus, uid string, at time.Tim
 	return len(status.History) == evenkeel.HistoryLength && !at.After(status.History[len(status.History)-1].Time.Time)
 }
 
-// AddResult returns the status with one more result. The health follows the newest conclusive result.
-func AddResult(status evenkeel.NodeNetworkHealthStatus, result evenkeel.HealthResult, message string) evenkeel.NodeNetworkHealthStatus {
+// AddResult returns the status with one more result. The health follows the newest conclusive result, and so do the message and what was
+// measured.
+func AddResult(status evenkeel.NodeNetworkHealthStatus, result evenkeel.HealthResult, measured evenkeel.MeasuredNetwork, message string) evenkeel.NodeNetworkHealthStatus {
 	out := *status.DeepCopy()
 	// At the front, so that of two results in the same second the later one counts.
 	out.History = slices.Insert(out.History, 0, result)
@@ -57,7 +58,7 @@ func AddResult(status evenkeel.NodeNetworkHealthStatus, result evenkeel.HealthRe
 		if result.Verdict == evenkeel.VerdictFail {
 			out.Health = evenkeel.HealthUnhealthy
 		}
-		out.BusBandwidth = result.BusBandwidth
+		out.BusBandwidth, out.Measured = result.BusBandwidth, measured
 	}
 	if result.Verdict != evenkeel.VerdictInconclusive {
 		out.Suspicions = dropDecided(out.Suspicions, result.Time)

@@ -41,11 +41,31 @@ func TestHealthFollowsNewestConclusiveResult(t *testing.T) {
 	} {
 		var s evenkeel.NodeNetworkHealthStatus
 		for _, r := range test.results {
-			s = AddResult(s, r, "m")
+			s = AddResult(s, r, evenkeel.MeasuredNetwork{}, "m")
 		}
 		if s.Health != test.want || s.Reason != test.reason || len(s.History) != len(test.results) {
 			t.Errorf("%+v: %+v", test.results, s)
 		}
+	}
+}
+
+func latency(us int32) *int32 { return &us }
+
+func TestHealthHasWhatItsResultMeasured(t *testing.T) {
+	with := func(us int32) evenkeel.MeasuredNetwork {
+		return evenkeel.MeasuredNetwork{ProfileName: "default", LatencyMicroseconds: latency(us)}
+	}
+	s := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(2, "Pass", "1G"), with(30), "m")
+	for _, later := range []evenkeel.NodeNetworkHealthStatus{
+		AddResult(s, result(3, "Inconclusive", ""), with(40), "m"), // it says nothing about the node
+		AddResult(s, result(1, "Pass", "1G"), with(40), "m"),       // it ended before
+	} {
+		if us := later.Measured.LatencyMicroseconds; us == nil || *us != 30 {
+			t.Errorf("%+v", later.Measured)
+		}
+	}
+	if m := AddResult(s, result(3, "Pass", "1G"), evenkeel.MeasuredNetwork{ProfileName: "rdma"}, "m").Measured; m.ProfileName != "rdma" || m.LatencyMicroseconds != nil {
+		t.Errorf("%+v", m)
 	}
 }
 
@@ -56,7 +76,7 @@ func TestHealthHistoryIsBounded(t *testing.T) {
 		if HasResult(&s, r.UID, r.Time.Time) {
 			t.Errorf("hour %d is not known yet", hour)
 		}
-		s = AddResult(s, r, strings.Repeat("x", 5000))
+		s = AddResult(s, r, evenkeel.MeasuredNetwork{}, strings.Repeat("x", 5000))
 		if !HasResult(&s, r.UID, r.Time.Time) {
 			t.Errorf("hour %d was added", hour)
 		}
@@ -70,6 +90,7 @@ func TestHealthHistoryIsBounded(t *testing.T) {
 		r := &full.Status.History[i]
 		r.Check, r.UID, r.Reason, r.Verdict = strings.Repeat("c", 63), strings.Repeat("u", 36), strings.Repeat("r", 64), evenkeel.VerdictInconclusive
 	}
+	full.Status.Measured = evenkeel.MeasuredNetwork{ProfileName: strings.Repeat("p", 253), LatencyMicroseconds: latency(1_000_000), Devices: latency(64)}
 	if text, err := json.Marshal(full); err != nil || len(text) > 8<<10 {
 		t.Errorf("%d bytes (%v), more than 8 KiB", len(text), err)
 	}
@@ -100,9 +121,9 @@ func policy(name, label string, change func(*evenkeel.NetworkCheckPolicySpec)) e
 }
 
 func TestHealthStartupTaintIsKeptUntilProven(t *testing.T) {
-	passed := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Pass", "1G"), "fine")
-	failed := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Fail", "1M"), "slow")
-	unclear := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Inconclusive", ""), "no image")
+	passed := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Pass", "1G"), evenkeel.MeasuredNetwork{}, "fine")
+	failed := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Fail", "1M"), evenkeel.MeasuredNetwork{}, "slow")
+	unclear := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Inconclusive", ""), evenkeel.MeasuredNetwork{}, "no image")
 	unproven := corev1.Taint{Key: evenkeel.HealthKey, Value: evenkeel.UnprovenValue, Effect: corev1.TaintEffectNoSchedule}
 	other := corev1.Taint{Key: evenkeel.HealthKey, Value: "other", Effect: corev1.TaintEffectNoSchedule}
 	wait := func(s *evenkeel.NetworkCheckPolicySpec) { s.Gate.OnTimeout = evenkeel.GateWait }
@@ -146,9 +167,9 @@ func TestHealthStartupTaintIsKeptUntilProven(t *testing.T) {
 }
 
 func TestHealthMarkersFollowPolicy(t *testing.T) {
-	passed := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Pass", "1G"), "fine")
-	failed := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Fail", "1M"), "slow")
-	unclear := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Inconclusive", ""), "no image")
+	passed := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Pass", "1G"), evenkeel.MeasuredNetwork{}, "fine")
+	failed := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Fail", "1M"), evenkeel.MeasuredNetwork{}, "slow")
+	unclear := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Inconclusive", ""), evenkeel.MeasuredNetwork{}, "no image")
 	nodes := []corev1.Node{node("new", nil), node("good", nil), node("bad", nil), node("unclear", nil)}
 	healths := map[string]*evenkeel.NodeNetworkHealthStatus{"good": &passed, "bad": &failed, "unclear": &unclear}
 	taint := policy("p", "gpu", func(s *evenkeel.NetworkCheckPolicySpec) { s.OnFail.Taint = evenkeel.SwitchEnabled })
@@ -189,7 +210,7 @@ func TestHealthMarkersFollowPolicy(t *testing.T) {
 }
 
 func TestHealthMaxUnhealthyPercent(t *testing.T) {
-	failed := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Fail", "1M"), "slow")
+	failed := AddResult(evenkeel.NodeNetworkHealthStatus{}, result(0, "Fail", "1M"), evenkeel.MeasuredNetwork{}, "slow")
 	healths := map[string]*evenkeel.NodeNetworkHealthStatus{}
 	var nodes []corev1.Node
 	for i := range 20 {

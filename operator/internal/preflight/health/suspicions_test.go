@@ -87,7 +87,7 @@ func TestSuspicionsAreDecidedByChecks(t *testing.T) {
 		{result(2, "Pass", "1G"), "runs link, late path!"},
 		{result(3, "Fail", "1M"), "runs link"},
 	} {
-		s := AddResult(before, test.result, "m")
+		s := AddResult(before, test.result, evenkeel.MeasuredNetwork{}, "m")
 		if got := describe(s.Suspicions); got != test.want {
 			t.Errorf("%s at %s: %s, want %s", test.result.Verdict, test.result.Time, got, test.want)
 		}

@@ -16,6 +16,7 @@ type benchReport struct {
 			Library   string `json:"library"`
 			SHA256    string `json:"sha256"`
 			Transport string `json:"transport"`
+			Devices   int    `json:"devices"`
 		} `json:"network"`
 	} `json:"ranks"`
 	Rows []struct {
@@ -26,6 +27,7 @@ type benchReport struct {
 	} `json:"rows"`
 	Wrong   *int64   `json:"wrong"`
 	Average *float64 `json:"average_busbw"`
+	Latency float64  `json:"latency_us"`
 }
 
 type benchHalf struct {
@@ -103,12 +105,14 @@ func (p *parser) bench(line []byte) {
 	}
 	for _, rank := range r.Ranks {
 		n := rank.Network
+		p.report.Devices = max(p.report.Devices, n.Devices)
 		p.addNetwork(Network{Name: n.Name, Version: n.Version, Library: n.Library, SHA256: n.SHA256, Transport: clipTransport(n.Transport)})
 	}
 	rows := make([]Row, 0, len(r.Rows))
 	for _, row := range r.Rows {
 		rows = append(rows, Row{Size: row.Size, Count: row.Count, Type: r.Type, Op: r.Redop, OutOfPlace: row.OutOfPlace.half(), InPlace: row.InPlace.half()})
 	}
+	p.report.LatencyUS = max(0, r.Latency)
 	p.fromJSON(rows, r.Wrong, r.Average)
 }
 

@@ -4,6 +4,7 @@ package ncclout
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -86,8 +87,25 @@ type Report struct {
 	AverageBusBW float64
 	// LockedMemory is the limit of memory that the ranks may lock, bytes; negative: no limit; nil: unknown.
 	LockedMemory *int64
+	// LatencyUS is the time of a small message from one rank to the next, microseconds; 0: it was not measured.
+	LatencyUS float64
+	// Devices is the largest number of network devices of a rank, of which the benchmark used one; 0: unknown.
+	Devices int
 	// Failure is nil if the log has none.
 	Failure *Failure
+}
+
+// maxSmall is the size up to which the time of an operation does not depend on it, bytes.
+const maxSmall = 1 << 10
+
+// HalfSmallestUS is half the time of the smallest all-reduce of nccl-tests, microseconds; 0: it is not small. An all-reduce takes at
+// least a message in each direction, and something of NCCL's own.
+func (r Report) HalfSmallestUS() float64 {
+	small := slices.DeleteFunc(slices.Clone(r.Rows), func(row Row) bool { return row.Size == 0 || row.Size > maxSmall })
+	if len(small) == 0 {
+		return 0
+	}
+	return slices.MinFunc(small, func(a, b Row) int { return cmp.Compare(a.Size, b.Size) }).OutOfPlace.TimeUS / 2
 }
 
 // PeakBusBW is the highest bus bandwidth of any row, GB/s; 0 without rows.
@@ -135,6 +153,7 @@ var (
 	benchNet    = regexp.MustCompile(`^# Network: (\S+) \(ncclNet v(\d{1,4})\), (.+), sha256 ([0-9a-f]+)$`)
 	lockedLimit = regexp.MustCompile(`^# Locked memory, KiB: (unlimited|\d{1,15})$`)
 	benchRank   = regexp.MustCompile(`^#\s+Rank\s+\d+ \S+ \S+: (\S+) on \S`)
+	benchDelay  = regexp.MustCompile(`^# Latency: (\S+) us from one rank to the next$`)
 	ncclUsing   = regexp.MustCompile(`NCCL INFO Using network (\S+)`)
 	ncclLoaded  = regexp.MustCompile(`NCCL INFO NET/Plugin: Loaded net plugin (\S+) \(v(\d{1,4})\)`)
 	outOfBounds = regexp.MustCompile(`^#\s*Out of bounds values\s*:\s*(\d+) (OK|FAILED)\s*$`)
@@ -178,6 +197,12 @@ func (p *parser) line(line string, whole bool) {
 			limit = n << 10
 		}
 		p.report.LockedMemory = &limit
+		return
+	}
+	if m := benchDelay.FindStringSubmatch(line); m != nil {
+		if v, ok := number(m[1]); ok && !p.inJSON {
+			p.report.LatencyUS = v
+		}
 		return
 	}
 	if m := averageBW.FindStringSubmatch(line); m != nil {

@@ -292,3 +292,23 @@ func TestParseTransportAndMemlock(t *testing.T) {
 		}
 	}
 }
+
+func TestParseLatency(t *testing.T) {
+	const end = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 1\n"
+	for name, test := range map[string]struct {
+		log     string
+		latency float64
+		devices int
+	}{
+		"JSON":               {`{"ranks":[{"network":{"devices":1}},{"network":{"devices":3}}],"rows":[],"latency_us":23.5}` + "\n", 23.5, 3},
+		"JSON without it":    {`{"ranks":[{"network":{}}],"rows":[]}` + "\n", 0, 0},
+		"JSON, negative":     {`{"rows":[],"latency_us":-1}` + "\n", 0, 0},
+		"text":               {"# Latency: 23.50 us from one rank to the next\n" + end, 23.5, 0},
+		"text, not a number": {"# Latency: NaN us from one rank to the next\n" + end, 0, 0},
+		"text, cut":          {"# Latency: 2", 0, 0},
+	} {
+		if got, _ := ncclout.Parse([]byte(test.log)); got.LatencyUS != test.latency || got.Devices != test.devices {
+			t.Errorf("%s: %v us, %d devices", name, got.LatencyUS, got.Devices)
+		}
+	}
+}

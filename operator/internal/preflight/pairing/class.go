@@ -23,6 +23,9 @@ const (
 
 func (c class) bad() bool { return c >= classSlow }
 
+// measured reports whether the run measured the expected network.
+func (c class) measured() bool { return c == classPass || c == classSlow || c == classUncompared }
+
 func (c class) reason() Reason {
 	switch c {
 	case classFallback:

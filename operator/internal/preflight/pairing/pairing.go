@@ -84,6 +84,8 @@ type Run struct {
 	// BusBW is the bus bandwidth of a Measured run, GB/s. Wrong is the number of wrong elements.
 	BusBW float64
 	Wrong int64
+	// LatencyUS is the time of a small message from one node to another, microseconds; 0: unknown.
+	LatencyUS float64
 	// Networks carried a Measured or Broken run; none: unknown.
 	Networks []string
 	// InUse are those of its nodes that somebody else used meanwhile. The run says nothing about any node then, and these are
@@ -148,6 +150,8 @@ type NodeResult struct {
 	Message string
 	// BusBW is the best bus bandwidth of a run with the node over the expected network, GB/s; 0 without one.
 	BusBW float64
+	// LatencyUS is the least of such a run, microseconds; 0: unknown.
+	LatencyUS float64
 	// Evidence has the node's runs, as indexes into Check.Runs, by round.
 	Evidence []int
 }
@@ -243,7 +247,7 @@ func (f *fabric) verdict(s *state) Fabric {
 }
 
 func (n *node) verdict(s *state) NodeResult {
-	out := NodeResult{Name: n.name, Evidence: n.runs, BusBW: n.bestBusBW(s), Verdict: evenkeel.VerdictInconclusive}
+	out := NodeResult{Name: n.name, Evidence: n.runs, BusBW: n.bestBusBW(s), LatencyUS: n.leastLatency(s), Verdict: evenkeel.VerdictInconclusive}
 	blamed := n.fabric.blamed()
 	switch bad := n.worstClass(s); {
 	case n.proven:
@@ -335,11 +339,21 @@ func (n *node) worstClass(s *state) class {
 func (n *node) bestBusBW(s *state) float64 {
 	var best float64
 	for _, i := range n.runs {
-		if c := s.class[i]; c == classPass || c == classSlow || c == classUncompared {
+		if s.class[i].measured() {
 			best = max(best, s.check.Runs[i].BusBW)
 		}
 	}
 	return best
+}
+
+func (n *node) leastLatency(s *state) float64 {
+	var least float64
+	for _, i := range n.runs {
+		if us := s.check.Runs[i].LatencyUS; s.class[i].measured() && us > 0 && (least == 0 || us < least) {
+			least = us
+		}
+	}
+	return least
 }
 
 func (r *Run) others(name string) []string {

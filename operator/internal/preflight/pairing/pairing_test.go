@@ -800,3 +800,35 @@ func TestPairingComparesRunsOfSeveralRounds(t *testing.T) {
 		}
 	}
 }
+
+func TestPairingLatencyIsTheLeastOfTheNodesRuns(t *testing.T) {
+	c := check(4, 3)
+	decision, rounds := finish(t, &c, world{bad: map[string]bool{"node-000": true}, run: func(run *pairing.Run) {
+		run.LatencyUS = 50
+		if run.Round > 1 {
+			run.LatencyUS = 40
+		}
+		if run.Nodes[0] == "node-002" || run.Nodes[1] == "node-002" {
+			run.LatencyUS = 0
+		}
+	}})
+	if rounds < 2 {
+		t.Fatalf("%d rounds, so that no node has two runs", rounds)
+	}
+	for _, n := range decision.Nodes {
+		var want float64
+		for _, i := range n.Evidence {
+			if us := c.Runs[i].LatencyUS; us > 0 && (want == 0 || us < want) {
+				want = us
+			}
+		}
+		if n.LatencyUS != want {
+			t.Errorf("%s: %v, want %v of %d runs", n.Name, n.LatencyUS, want, len(n.Evidence))
+		}
+	}
+	fallback := check(2, 3)
+	fallback.Runs = []pairing.Run{{Round: 1, Nodes: []string{"node-000", "node-001"}, Outcome: pairing.Measured, BusBW: good, LatencyUS: 9, Networks: []string{"Socket"}}}
+	if n := pairing.Decide(fallback).Nodes[0]; n.LatencyUS != 0 {
+		t.Errorf("another network's latency is %v", n.LatencyUS)
+	}
+}
