@@ -716,6 +716,7 @@ func TestValuesSchemaErrors(t *testing.T) {
 		"metrics.bindAddress=80":                              "bindAddress",
 		"webhook.certs.source=No":                             "source",
 		"defaultProfile.spec.transport.mode=Pigeon":           "mode",
+		"defaultProfile.spec.tuner.source=Guess":              "source",
 		"defaultProfile.spec.transport.rdma.resourceName=hca": "resourceName",
 		"defaultProfile.spec.plugin.image=registry.example.com/plugin:latest": "image",
 	} {

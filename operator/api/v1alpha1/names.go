@@ -58,6 +58,8 @@ const (
 	RDMANetworksKey = "evenkeel.dev/rdma-networks"
 	// RDMAUnusedKey says why the job got no RDMA device although nodes offer one.
 	RDMAUnusedKey = "evenkeel.dev/rdma-unused"
+	// TunerUnsetKey says why the job got no measurements for the plugin's tuner although its profile has them from checks.
+	TunerUnsetKey = "evenkeel.dev/tuner-unset"
 	// NetworksKey is the annotation of Multus for additional networks of a pod.
 	NetworksKey = "k8s.v1.cni.cncf.io/networks"
 )

@@ -97,6 +97,18 @@ const (
 	MemoryLockCapability MemoryLock = "Capability"
 )
 
+// TunerSource says where the network of the plugin's tuner is measured.
+//
+// +kubebuilder:validation:Enum=None;Preflight
+type TunerSource string
+
+const (
+	// TunerNone sets nothing: NCCL chooses alone, unless environment says what was measured.
+	TunerNone TunerSource = "None"
+	// TunerPreflight gives new jobs what checks measured on the profile's nodes.
+	TunerPreflight TunerSource = "Preflight"
+)
+
 const (
 	// DefaultPath is the folder of the libraries inside the plugin image.
 	DefaultPath = "/plugin"
@@ -106,6 +118,8 @@ const (
 	ConditionReady = "Ready"
 	// ConditionRDMA says whether jobs get an RDMA device; absent with mode TCP.
 	ConditionRDMA = "RDMA"
+	// ConditionTuner says whether new jobs get what checks measured; absent unless tuner.source is Preflight.
+	ConditionTuner = "Tuner"
 	// ConditionImagesMatch says whether plugin and reduction servers speak the same protocols, by the tags of their images; absent
 	// where jobs get no servers.
 	ConditionImagesMatch = "ImagesMatch"
@@ -170,6 +184,35 @@ type NetworkProfileSpec struct {
 	// check says how the nodes of the profile's jobs are checked.
 	// +optional
 	Check ProfileCheckSpec `json:"check,omitzero"`
+
+	// tuner says whether new jobs get what checks measured, for the plugin's choice of NCCL's algorithms.
+	// +optional
+	Tuner TunerSpec `json:"tuner,omitzero"`
+}
+
+// TunerSpec says whether new jobs get what checks measured: EVENKEEL_TUNER_BANDWIDTH and EVENKEEL_TUNER_LATENCY. Ranks that choose
+// by other values than their peers wait for ever, and too few measurements describe no network. So these are the rules:
+//
+//   - A job gets the values of status.tuner when it is created. They are written on its pod templates, as the rest of the profile is:
+//     all its pods get the same, whenever they are made. A variable that environment or a container sets stays.
+//   - Pods that ask for the profile themselves get none: several webhooks, each with a cache of its own, decide about the pods of one
+//     owner. Neither do MPIJobs, as processes that mpirun starts over ssh lack the variables of their pods. An Event says so.
+//   - A node counts if it carries the label of a proven node, so that it passed within the policy's freshnessSeconds, and if that pass
+//     measured this profile: the bandwidth of all devices of the node, and a latency.
+//   - At least two nodes have to count, and half of the matched ones that are ready and schedulable and, where any of them has
+//     accelerators, have some.
+//   - The bandwidth is the lower quartile of these nodes, since a collective goes at the pace of its slowest node, and one bad
+//     measurement among many should not count. The latency is their median: what disturbs a measurement only adds to it.
+//   - Values that jobs get stay until one of them is off by more than a fifth, so that jobs of one day can be compared.
+//   - Checks get none of this: what they measure must not depend on what was measured before.
+//
+// +kubebuilder:validation:MinProperties=1
+type TunerSpec struct {
+	// source is None (the default) or Preflight: new jobs get the bandwidth and latency that checks measured on the profile's nodes. It
+	// needs a NetworkCheckPolicy, and recent measurements of half of the nodes. Other jobs get nothing; an Event says why.
+	// +optional
+	// +kubebuilder:default=None
+	Source TunerSource `json:"source,omitempty"`
 }
 
 // ProfileCheckSpec says how the nodes of the profile's jobs are checked.
@@ -390,7 +433,7 @@ type EnvironmentVariable struct {
 
 // NetworkProfileStatus is what the controller observes.
 type NetworkProfileStatus struct {
-	// conditions: Ready, RDMA, ImagesMatch, and on the profile of the chart's values DefaultApplied.
+	// conditions: Ready, RDMA, Tuner, ImagesMatch, and on the profile of the chart's values DefaultApplied.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -425,6 +468,27 @@ type NetworkProfileStatus struct {
 	// rdmaNodes is the number of matched nodes that offer an RDMA device.
 	// +optional
 	RDMANodes *int32 `json:"rdmaNodes,omitempty"`
+
+	// tuner is what jobs created now get, if tuner.source is Preflight and enough nodes were measured.
+	// +optional
+	Tuner TunerStatus `json:"tuner,omitzero"`
+}
+
+// TunerStatus is the network that the tuner of jobs created now chooses by.
+//
+// +kubebuilder:validation:MinProperties=1
+type TunerStatus struct {
+	// bandwidthMbps is that of a node in each direction, Mb/s.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=10000000
+	BandwidthMbps *int32 `json:"bandwidthMbps,omitempty"`
+
+	// latencyMicroseconds is the time of a small message from one node to another.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000000
+	LatencyMicroseconds *int32 `json:"latencyMicroseconds,omitempty"`
 }
 
 // PluginStatus is the plugin that jobs created now are pinned to.

@@ -122,6 +122,7 @@ func (a *annotatedPodInjector) resolve(ctx context.Context, name, namespace stri
 			return resolved, err
 		}
 		resolved = inject.Resolve(profile, containers)
+		resolved.OmitTuner(profile)
 		if _, err := checkRDMA(profile, resolved.RDMA); err != nil {
 			return resolved, err
 		}

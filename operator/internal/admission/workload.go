@@ -168,6 +168,7 @@ func (w workloadPinner) pinProfile(ctx context.Context, job *unstructured.Unstru
 		return nil, refusal{err}
 	}
 	resolved := inject.Resolve(profile, job.GetAnnotations()[evenkeel.ContainersKey])
+	resolved.AddTuner(profile, job.GroupVersionKind().GroupKind())
 	var noServers string
 	if resolved.Reduction, noServers, err = w.assignServers(job, templates, profile, resolved.Image, req); err != nil {
 		return nil, refusal{err}
@@ -188,6 +189,9 @@ func (w workloadPinner) pinProfile(ctx context.Context, job *unstructured.Unstru
 	unused := rdmaUnused(profile, resolved.RDMA)
 	if unused != "" {
 		warnings = append(warnings, fmt.Sprintf("NetworkProfile %s: %s", profile.Name, unused))
+	}
+	if resolved.TunerUnset != "" {
+		warnings = append(warnings, fmt.Sprintf("NetworkProfile %s gives the job no measurements for NCCL's algorithms: %s", profile.Name, resolved.TunerUnset))
 	}
 	onGPUs := slices.ContainsFunc(templates, wantsGPU)
 	for _, t := range templates {

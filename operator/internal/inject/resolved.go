@@ -40,6 +40,9 @@ type Resolved struct {
 	Reduction *Reduction `json:",omitempty"`
 	// RDMA is the device that containers get; nil: none.
 	RDMA *RDMA `json:",omitempty"`
+	// TunerUnset says why the job does not get the measurements that its profile has from checks; empty: it gets them, or the profile
+	// wants none.
+	TunerUnset string `json:"-"`
 }
 
 // Resolve resolves a profile. Until the controller has observed the nodes, delivery Auto means InitContainer, which works on every
@@ -119,6 +122,9 @@ func (r Resolved) Annotations() map[string]string {
 	if r.RDMA != nil {
 		maps.Copy(a, r.RDMA.annotations())
 	}
+	if r.TunerUnset != "" {
+		a[evenkeel.TunerUnsetKey] = r.TunerUnset
+	}
 	return a
 }
 
@@ -126,7 +132,7 @@ func (r Resolved) Annotations() map[string]string {
 func Keys() []string {
 	return append([]string{
 		evenkeel.PluginImageKey, evenkeel.ImagePullSecretsKey, evenkeel.PythonKey, evenkeel.EnvironmentKey, evenkeel.ContainersKey,
-		evenkeel.ReductionServersKey, evenkeel.ReductionClientKey, evenkeel.RDMAUnusedKey, evenkeel.JobKeyKey,
+		evenkeel.ReductionServersKey, evenkeel.ReductionClientKey, evenkeel.RDMAUnusedKey, evenkeel.JobKeyKey, evenkeel.TunerUnsetKey,
 	}, rdmaKeys...)
 }
 
@@ -154,6 +160,7 @@ func FromPod(labels, annotations map[string]string) (Resolved, error) {
 		Containers:  splitNames(annotations[evenkeel.ContainersKey]),
 
 		ImagePullSecrets: splitNames(annotations[evenkeel.ImagePullSecretsKey]),
+		TunerUnset:       annotations[evenkeel.TunerUnsetKey],
 	}
 	if r.Delivery == "" {
 		return r, fmt.Errorf("label %[1]s=%[2]s without the annotations that go with it: put the annotation %[1]s: %[2]s on the job (PyTorchJob or Job) instead of the label on the pod",

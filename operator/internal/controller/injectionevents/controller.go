@@ -36,6 +36,7 @@ const (
 	ReasonNotInjected  = "EvenkeelNotInjected"
 	ReasonNodesAvoided = "EvenkeelNodesAvoided"
 	ReasonRDMAUnused   = "EvenkeelRDMAUnused"
+	ReasonTunerUnset   = "EvenkeelTunerUnset"
 )
 
 const (
@@ -71,7 +72,7 @@ func Cached() map[client.Object]cache.ByObject {
 // thousand, and the annotations of each say all that was injected.
 func slimmer() func(object any) (any, error) {
 	metadata := slim.NewMetadata(append(workload.SameJobLabels(), evenkeel.ProfileKey),
-		[]string{evenkeel.InjectedKey, evenkeel.SkippedKey, evenkeel.RDMAUnusedKey, evenkeel.PluginStatusKey})
+		[]string{evenkeel.InjectedKey, evenkeel.SkippedKey, evenkeel.RDMAUnusedKey, evenkeel.TunerUnsetKey, evenkeel.PluginStatusKey})
 	return func(object any) (any, error) {
 		if pod, ok := object.(*metav1.PartialObjectMetadata); ok {
 			said := pod.Annotations[evenkeel.SuspectsKey]
@@ -161,6 +162,9 @@ func PodEvents(pod *metav1.PartialObjectMetadata) []*corev1.Event {
 	}
 	if why := pod.Annotations[evenkeel.RDMAUnusedKey]; why != "" {
 		add(corev1.EventTypeWarning, ReasonRDMAUnused, fmt.Sprintf("NetworkProfile %s: %s", pod.Labels[evenkeel.ProfileKey], why), job)
+	}
+	if why := pod.Annotations[evenkeel.TunerUnsetKey]; why != "" {
+		add(corev1.EventTypeNormal, ReasonTunerUnset, fmt.Sprintf("NetworkProfile %s: no measurements for NCCL's algorithms: %s", pod.Labels[evenkeel.ProfileKey], why), job)
 	}
 	return all
 }

@@ -82,6 +82,13 @@ func TestInjectionEventsRDMAUnused(t *testing.T) {
 	}
 }
 
+func TestInjectionEventsTunerUnset(t *testing.T) {
+	all := PodEvents(pod("one", map[string]string{evenkeel.InjectedKey: "abc", evenkeel.TunerUnsetKey: "1 of 8 nodes count"}))
+	if len(all) != 1 || all[0].Reason != ReasonTunerUnset || all[0].Type != corev1.EventTypeNormal || all[0].InvolvedObject.Name != "train" || !strings.HasSuffix(all[0].Message, "1 of 8 nodes count") {
+		t.Errorf("%+v", all)
+	}
+}
+
 func TestInjectionEventsAreIdempotent(t *testing.T) {
 	skipped := map[string]string{evenkeel.InjectedKey: "abc", evenkeel.SkippedKey: "container a: sets X itself"}
 	objects := fake.NewClientBuilder().WithIndex(&corev1.Node{}, unhealthyIndex, unhealthy).WithObjects(pod("one", skipped), pod("two", skipped)).Build()
@@ -148,7 +155,7 @@ func TestPodsInMemoryHaveTheseFieldsOnly(t *testing.T) {
 	whole := &metav1.PartialObjectMetadata{}
 	slimtest.Fill(whole)
 	whole.Labels = slimtest.Texts(append(workload.SameJobLabels(), evenkeel.ProfileKey)...)
-	whole.Annotations = slimtest.Texts(evenkeel.InjectedKey, evenkeel.SkippedKey, evenkeel.RDMAUnusedKey, evenkeel.PluginStatusKey, evenkeel.SuspectsKey)
+	whole.Annotations = slimtest.Texts(evenkeel.InjectedKey, evenkeel.SkippedKey, evenkeel.RDMAUnusedKey, evenkeel.TunerUnsetKey, evenkeel.PluginStatusKey, evenkeel.SuspectsKey)
 	if all := slimtest.Fields(whole); !slices.Contains(all, "ManagedFields[].Manager") {
 		t.Fatalf("fields are not set: %q", all)
 	}
@@ -157,7 +164,7 @@ func TestPodsInMemoryHaveTheseFieldsOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]string{
-		"APIVersion", "Annotations[evenkeel.dev/injected]", "Annotations[evenkeel.dev/plugin-status]", "Annotations[evenkeel.dev/rdma-unused]", "Annotations[evenkeel.dev/skipped]", "Annotations[evenkeel.dev/suspects]",
+		"APIVersion", "Annotations[evenkeel.dev/injected]", "Annotations[evenkeel.dev/plugin-status]", "Annotations[evenkeel.dev/rdma-unused]", "Annotations[evenkeel.dev/skipped]", "Annotations[evenkeel.dev/suspects]", "Annotations[evenkeel.dev/tuner-unset]",
 		"CreationTimestamp", "DeletionTimestamp", "Kind", "Labels[evenkeel.dev/profile]", "Labels[jobset.sigs.k8s.io/jobset-name]", "Labels[jobset.sigs.k8s.io/jobset-uid]", "Labels[leaderworkerset.sigs.k8s.io/name]", "Name", "Namespace",
 		"OwnerReferences[].APIVersion", "OwnerReferences[].Controller", "OwnerReferences[].Kind", "OwnerReferences[].Name", "OwnerReferences[].UID", "ResourceVersion", "UID",
 	}, slimtest.Fields(got)); diff != "" {

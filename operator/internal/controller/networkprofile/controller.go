@@ -66,6 +66,7 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	return builder.ControllerManagedBy(mgr).Named("networkprofile").
 		For(&evenkeel.NetworkProfile{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&corev1.Node{}, debounce.Handler(nodesDelay, handler.EnqueueRequestsFromMapFunc(c.allProfiles)), builder.WithPredicates(nodeChanged)).
+		Watches(&evenkeel.NodeNetworkHealth{}, debounce.Handler(nodesDelay, handler.EnqueueRequestsFromMapFunc(c.tunedProfiles))).
 		Complete(c)
 }
 
@@ -90,6 +91,37 @@ func (c *Reconciler) allProfiles(ctx context.Context, _ client.Object) []reconci
 	return requests
 }
 
+// tunedProfiles are those whose status depends on what checks measured.
+func (c *Reconciler) tunedProfiles(ctx context.Context, _ client.Object) []reconcile.Request {
+	var profiles evenkeel.NetworkProfileList
+	if err := c.client.List(ctx, &profiles); err != nil {
+		return nil // the cache is closing
+	}
+	var requests []reconcile.Request
+	for _, p := range profiles.Items {
+		if p.Spec.Tuner.Source == evenkeel.TunerPreflight {
+			requests = append(requests, reconcile.Request{NamespacedName: types.NamespacedName{Name: p.Name}})
+		}
+	}
+	return requests
+}
+
+// healths returns what checks found, by node; nil where the profile does not depend on it.
+func (c *Reconciler) healths(ctx context.Context, profile *evenkeel.NetworkProfile) (map[string]*evenkeel.NodeNetworkHealthStatus, error) {
+	if profile.Spec.Tuner.Source != evenkeel.TunerPreflight {
+		return nil, nil
+	}
+	var list evenkeel.NodeNetworkHealthList
+	if err := c.client.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil { // they are read only
+		return nil, fmt.Errorf("list NodeNetworkHealths: %w", err)
+	}
+	healths := make(map[string]*evenkeel.NodeNetworkHealthStatus, len(list.Items))
+	for i := range list.Items {
+		healths[list.Items[i].Name] = &list.Items[i].Status
+	}
+	return healths, nil
+}
+
 // Reconcile observes the nodes and writes the status, if it changed.
 func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	profile := &evenkeel.NetworkProfile{}
@@ -100,7 +132,11 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	if err := c.client.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil { // they are read only
 		return reconcile.Result{}, fmt.Errorf("list nodes: %w", err)
 	}
-	status := Observe(profile, nodes.Items, c.ReductionImage)
+	healths, err := c.healths(ctx, profile)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	status := Observe(profile, nodes.Items, healths, c.ReductionImage)
 	// That one is of another owner.
 	meta.RemoveStatusCondition(&profile.Status.Conditions, evenkeel.ConditionDefaultApplied)
 	meta.RemoveStatusCondition(&status.Conditions, evenkeel.ConditionDefaultApplied)

@@ -35,9 +35,9 @@ var (
 	}
 )
 
-// Observe returns the status of the profile on a cluster with these nodes. ReductionImage is that of the installation; empty: no job
-// gets reduction servers.
-func Observe(profile *evenkeel.NetworkProfile, nodes []corev1.Node, reductionImage string) evenkeel.NetworkProfileStatus {
+// Observe returns the status of the profile on a cluster with these nodes. Healths are by node, and needed where the profile has a
+// tuner. ReductionImage is that of the installation; empty: no job gets reduction servers.
+func Observe(profile *evenkeel.NetworkProfile, nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthStatus, reductionImage string) evenkeel.NetworkProfileStatus {
 	status := evenkeel.NetworkProfileStatus{ObservedGeneration: profile.Generation, Conditions: slices.Clone(profile.Status.Conditions)}
 	ready := func(value metav1.ConditionStatus, reason, format string, args ...any) evenkeel.NetworkProfileStatus {
 		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
@@ -70,6 +70,7 @@ func Observe(profile *evenkeel.NetworkProfile, nodes []corev1.Node, reductionIma
 	}
 	status.MatchedNodes, status.ImageVolumeNodes = &matched, &capable
 	observeRDMA(profile, chosen, &status)
+	observeTuner(profile, chosen, healths, &status)
 	observeImages(profile, reductionImage, &status)
 
 	plugin := profile.Spec.Plugin

@@ -77,7 +77,7 @@ func TestObserveProfile(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			test.spec.Plugin.Image = image
 			profile := &evenkeel.NetworkProfile{ObjectMeta: metav1.ObjectMeta{Generation: 3}, Spec: test.spec}
-			status := Observe(profile, test.nodes, "")
+			status := Observe(profile, test.nodes, nil, "")
 			ready := meta.FindStatusCondition(status.Conditions, evenkeel.ConditionReady)
 			if ready == nil || ready.Status != test.ready || ready.Reason != test.reason || !strings.Contains(ready.Message, test.inMessage) {
 				t.Errorf("condition %+v, want %s %s with %q", ready, test.ready, test.reason, test.inMessage)
@@ -95,15 +95,15 @@ func TestObserveProfile(t *testing.T) {
 func TestObserveIsStable(t *testing.T) {
 	profile := &evenkeel.NetworkProfile{Spec: evenkeel.NetworkProfileSpec{Plugin: evenkeel.PluginSpec{Image: image}}}
 	nodes := []corev1.Node{node("a", "v1.37.2", "containerd://2.1.4")}
-	profile.Status = Observe(profile, nodes, "")
+	profile.Status = Observe(profile, nodes, nil, "")
 	since := metav1.NewTime(time.Now().Add(-time.Hour))
 	profile.Status.Conditions[0].LastTransitionTime = since
-	again := Observe(profile, append(nodes, nodes...), "")
+	again := Observe(profile, append(nodes, nodes...), nil, "")
 	if !again.Conditions[0].LastTransitionTime.Equal(&since) {
 		t.Error("the condition's time moved though its status did not")
 	}
 	profile.Status = again
-	if third := Observe(profile, append(nodes, nodes...), ""); !equality.Semantic.DeepEqual(again, third) {
+	if third := Observe(profile, append(nodes, nodes...), nil, ""); !equality.Semantic.DeepEqual(again, third) {
 		t.Errorf("the same nodes give another status:\n%+v\n%+v", again, third)
 	}
 }
@@ -123,7 +123,7 @@ func TestObserveReductionImages(t *testing.T) {
 		{"off", "servers:1.0.0", "", "", evenkeel.ReductionOff},
 	} {
 		profile.Spec.Reduction.Image, profile.Spec.Reduction.Mode = step.own, step.mode
-		profile.Status = Observe(profile, nil, step.installed)
+		profile.Status = Observe(profile, nil, nil, step.installed)
 		c := meta.FindStatusCondition(profile.Status.Conditions, evenkeel.ConditionImagesMatch)
 		if step.reason == "" {
 			if c != nil {

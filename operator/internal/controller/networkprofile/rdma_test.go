@@ -84,7 +84,7 @@ func TestObserveRDMADevice(t *testing.T) {
 			profile := &evenkeel.NetworkProfile{ObjectMeta: metav1.ObjectMeta{Generation: 3}}
 			profile.Spec.Plugin.Image = image
 			profile.Spec.Transport = evenkeel.TransportSpec{Mode: test.mode, RDMA: evenkeel.RDMASpec{ResourceName: test.resource}}
-			status := Observe(profile, test.nodes, "")
+			status := Observe(profile, test.nodes, nil, "")
 			if status.RDMAResourceName != test.want || *status.RDMANodes != test.offering {
 				t.Errorf("device %q of %d nodes, want %q of %d", status.RDMAResourceName, *status.RDMANodes, test.want, test.offering)
 			}
@@ -93,7 +93,7 @@ func TestObserveRDMADevice(t *testing.T) {
 				t.Errorf("condition %+v, want %s %s with %q", c, test.status, test.reason, test.message)
 			}
 			profile.Status, profile.Spec.Transport.Mode = status, evenkeel.TransportTCP
-			if status = Observe(profile, test.nodes, ""); status.RDMAResourceName != "" || status.RDMANodes != nil || meta.FindStatusCondition(status.Conditions, evenkeel.ConditionRDMA) != nil {
+			if status = Observe(profile, test.nodes, nil, ""); status.RDMAResourceName != "" || status.RDMANodes != nil || meta.FindStatusCondition(status.Conditions, evenkeel.ConditionRDMA) != nil {
 				t.Errorf("with TCP there is still %+v", status)
 			}
 		})
@@ -116,7 +116,7 @@ func TestObserveRDMAMentionsGPUDirect(t *testing.T) {
 		profile := &evenkeel.NetworkProfile{}
 		profile.Spec.Plugin.Image = image
 		profile.Spec.Transport.Mode = test.mode
-		c := meta.FindStatusCondition(Observe(profile, test.nodes, "").Conditions, evenkeel.ConditionRDMA)
+		c := meta.FindStatusCondition(Observe(profile, test.nodes, nil, "").Conditions, evenkeel.ConditionRDMA)
 		if got := strings.Contains(c.Message, "GPUDirect"); got != test.want {
 			t.Errorf("%s: %q", test.name, c.Message)
 		}
@@ -140,14 +140,14 @@ func TestObserveRDMADeviceIsKept(t *testing.T) {
 		{fleet("rdma/a", "rdma/a", "rdma/a", ""), ""},
 		{fleet("rdma/a", "rdma/a"), "rdma/a"},
 	} {
-		profile.Status = Observe(profile, step.nodes, "")
+		profile.Status = Observe(profile, step.nodes, nil, "")
 		if profile.Status.RDMAResourceName != step.want {
 			t.Errorf("step %d: %q, want %q: %+v", i, profile.Status.RDMAResourceName, step.want, profile.Status.Conditions)
 		}
 	}
 	profile.Generation++
 	profile.Spec.Transport.RDMA.ResourceName = "rdma/b"
-	if status := Observe(profile, fleet("rdma/a", "rdma/a"), ""); status.RDMAResourceName != "" {
+	if status := Observe(profile, fleet("rdma/a", "rdma/a"), nil, ""); status.RDMAResourceName != "" {
 		t.Errorf("%q, though the profile names another one", status.RDMAResourceName)
 	}
 }

@@ -223,9 +223,10 @@ EVENKEEL_TUNER_LATENCY=30
 `spec.environment` of a NetworkProfile gives them to all pods of a job. They must be the same on all
 ranks: ranks that choose differently wait for each other for ever. So the tuner never uses what a
 rank finds out by itself. Without both settings NCCL chooses alone, as with `EVENKEEL_TUNER=0`.
-A pre-flight check reports the bandwidth (`medianBusBandwidth`, in bytes: times 8, in millions).
-`evenkeel-bench net --ping-pong` measures the latency: half of its round trip.
-`evenkeel-bench tuner` prints these tables for any network.
+With `tuner: {source: Preflight}`, a profile gives new jobs what
+[checks measured](../operate.md#nccls-algorithms). By hand, a check reports the bandwidth
+(`medianBusBandwidth`, in bytes: times 8, in millions), and `evenkeel-bench net --ping-pong` measures
+the latency: half of its round trip. `evenkeel-bench tuner` prints these tables for any network.
 
 **What it never does.** It takes no algorithm that NCCL does not offer, or that `NCCL_ALGO` or
 `NCCL_PROTO` exclude. It leaves the number of channels, and operations in a group, to NCCL. Where
