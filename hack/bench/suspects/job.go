@@ -130,6 +130,19 @@ func (j *job) ranks() int {
 	return most
 }
 
+// hasEnded says whether a rank has ended.
+func (j *job) hasEnded() bool {
+	for _, p := range j.processes {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Cmd.Process.Pid))
+		// The state follows the name, which is in brackets (proc(5)). Z: it has exited, and nobody has waited for it.
+		_, rest, _ := strings.Cut(string(text), ") ")
+		if err != nil || strings.HasPrefix(rest, "Z") {
+			return true
+		}
+	}
+	return false
+}
+
 // carried is how many bytes the hosts have sent so far.
 func (j *job) carried(ctx context.Context) (float64, error) {
 	text, err := j.lab.Exec(ctx, switchHost, "cat", "/proc/net/dev")

@@ -238,16 +238,17 @@ func inOneJob(ctx context.Context, o options, slot int, faults []numbered, found
 	return nil
 }
 
-// calms waits until nobody is named, and says whether that came.
+// calms waits until nobody is named, and says whether that came and the job goes on: the collectives end it when a rank is stopped for
+// long.
 func (j *job) calms(ctx context.Context) (bool, error) {
 	since := time.Now()
 	_, calm, err := await(ctx, lingerTime, func() bool {
 		if _, named := j.suspected(); named {
 			since = time.Now()
 		}
-		return time.Since(since) >= restTime
+		return time.Since(since) >= restTime || j.hasEnded()
 	})
-	return calm, err
+	return calm && !j.hasEnded(), err
 }
 
 // one injects a fault into a job in which nobody is named, after that time without one.

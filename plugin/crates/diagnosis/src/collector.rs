@@ -37,6 +37,8 @@ pub struct Collector {
     processes: HashMap<u64, Known>,
     /// The processes at both ends of connections: the sender and the receiver.
     ends: HashMap<u64, [Option<u64>; 2]>,
+    /// The process that has collected before, and has sent no view to this one.
+    predecessor: Option<u64>,
     suspicions: Vec<Suspicion>,
     verdict: Verdict,
     timeline: Timeline,
@@ -53,6 +55,12 @@ struct Known {
     views: VecDeque<(Duration, View)>,
     /// How much later than the middle it usually is.
     excess: Option<f64>,
+}
+
+impl Known {
+    fn new(process: Process, now: Duration) -> Self {
+        Self { process, first: now, last: now, sequence: 0, views: VecDeque::new(), excess: None }
+    }
 }
 
 #[derive(Debug)]
@@ -74,10 +82,17 @@ impl Collector {
             id,
             processes: HashMap::new(),
             ends: HashMap::new(),
+            predecessor: None,
             suspicions: Vec::new(),
             verdict: Verdict { collector: format!("{id:016x}"), ..Verdict::default() },
             timeline: Timeline::default(),
         }
+    }
+
+    /// This process has collected before and has fallen silent: it may be what the others wait for.
+    pub fn succeed(&mut self, process: Process, now: Duration) {
+        self.predecessor = Some(process.id);
+        self.processes.entry(process.id).or_insert_with(|| Known::new(process, now));
     }
 
     /// How long a process is to wait between two views.
@@ -98,14 +113,8 @@ impl Collector {
             return;
         }
         let window = self.window();
-        let known = self.processes.entry(id).or_insert_with(|| Known {
-            process: view.process.clone(),
-            first: now,
-            last: now,
-            sequence: 0,
-            views: VecDeque::new(),
-            excess: None,
-        });
+        let known =
+            self.processes.entry(id).or_insert_with(|| Known::new(view.process.clone(), now));
         if !known.views.is_empty() && view.sequence <= known.sequence {
             return;
         }
@@ -137,6 +146,9 @@ impl Collector {
         self.weigh(&found.suspects, now);
         self.confirm(&mut found);
         found.collector.clone_from(&self.verdict.collector);
+        if let Some(known) = self.processes.get(&self.id) {
+            found.collector_host.clone_from(&known.process.host);
+        }
         found.seq = self.verdict.seq + 1;
         self.timeline.tell(&found);
         self.verdict = found;
@@ -225,6 +237,17 @@ impl Collector {
                     {
                         link.moves = true;
                     }
+                }
+            }
+        }
+        // Nobody has said which connections its predecessor has: those that stand still and have no other end may be.
+        let predecessor = self.predecessor.and_then(|id| at.get(&id)).copied();
+        if let Some(it) = predecessor.filter(|it| members[*it].silent_for.is_some()) {
+            for link in links.values_mut().filter(|link| !link.moves) {
+                if link.from.is_none() {
+                    link.from = Some(it);
+                } else if link.to.is_none() {
+                    link.to = Some(it);
                 }
             }
         }
@@ -407,6 +430,60 @@ mod tests {
         assert_eq!(stopped.suspects[0].place.rank, Some(0), "{}", stopped.text);
         let unheard = verdict_on_silent(5000);
         assert!(unheard.suspects.is_empty(), "{}", unheard.text);
+    }
+
+    /// A verdict of rank 1, which has succeeded rank 0. It exchanges with rank 0 and rank 2.
+    fn verdict_of_successor(kibibytes: u32, outstanding: u32) -> Verdict {
+        let process = |rank: u32| Process {
+            id: rank.into(),
+            rank: Some(rank),
+            host: format!("n{rank}"),
+            ..Process::default()
+        };
+        let mut collector = Collector::new(1);
+        collector.succeed(process(0), Duration::ZERO);
+        for sequence in 1..20 {
+            let now = Duration::from_secs(sequence.into());
+            let end = |id: u64, is_sender| ConnectionView {
+                id,
+                is_sender,
+                // What ranks 1 and 2 have for each other is done.
+                outstanding: if id == 12 { 0 } else { outstanding },
+                outstanding_for: if id == 12 { 0 } else { outstanding * sequence },
+                kibibytes,
+                ..ConnectionView::default()
+            };
+            for (rank, connections) in [
+                (1, vec![end(10, true), end(11, false), end(12, true)]),
+                (2, vec![end(12, false), end(20, false)]),
+            ] {
+                let view = View {
+                    process: process(rank),
+                    sequence,
+                    window: 1000,
+                    connections_open: 3,
+                    connections,
+                    ..View::default()
+                };
+                collector.add(view, now);
+            }
+            collector.judge(now);
+        }
+        collector.verdict().clone()
+    }
+
+    #[test]
+    fn a_collector_that_stops_is_named_by_its_successor() {
+        let stopped = verdict_of_successor(0, 1000);
+        assert_eq!(stopped.suspects[0].place.host, "n0", "{}", stopped.text);
+        assert_eq!(stopped.suspects[0].class, Class::Late);
+        assert_eq!(stopped.collector_host, "n1");
+        for (verdict, what) in [
+            (verdict_of_successor(5000, 1000), "the job goes on"),
+            (verdict_of_successor(0, 0), "nobody waits: it has ended"),
+        ] {
+            assert!(verdict.suspects.is_empty(), "{what}: {}", verdict.text);
+        }
     }
 
     #[test]

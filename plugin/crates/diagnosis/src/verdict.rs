@@ -13,6 +13,9 @@ pub struct Verdict {
     /// The process that has judged, in hexadecimal digits.
     #[serde(default)]
     pub collector: String,
+    /// Its host.
+    #[serde(default)]
+    pub collector_host: String,
     /// Grows with each verdict of a collector.
     #[serde(default)]
     pub seq: u64,

@@ -101,6 +101,8 @@ struct Watcher {
     views: Views,
     /// While this process collects.
     collector: Option<Collector>,
+    /// Another process that collects.
+    predecessor: Option<Process>,
     /// How long to wait between two views.
     interval: Duration,
     /// Neighbours by their address, and when something came from them.
@@ -119,6 +121,7 @@ impl Watcher {
             election: None,
             views: Views::new(process.clone()),
             collector: None,
+            predecessor: None,
             interval: BEAT,
             heard: HashMap::new(),
             outlets: Outlets::new(&context),
@@ -232,7 +235,11 @@ impl Watcher {
             self.tell(news, None);
         }
         if is_collector && self.collector.is_none() {
-            self.collector = Some(Collector::new(self.process.id));
+            let mut collector = Collector::new(self.process.id);
+            if let Some(predecessor) = self.predecessor.take() {
+                collector.succeed(predecessor, now);
+            }
+            self.collector = Some(collector);
         } else if !is_collector {
             self.collector = None;
         }
@@ -329,6 +336,10 @@ impl Watcher {
                 let is_mine = election.collector().id == collector;
                 if is_mine && let Some(verdict) = Verdict::from_json(verdict.as_bytes()) {
                     self.interval = interval.clamp(BEAT, 10 * BEAT);
+                    let rank = Some(election.collector().rank).filter(|rank| *rank != u32::MAX);
+                    let host = verdict.collector_host.clone();
+                    self.predecessor =
+                        Some(Process { id: collector, rank, host, pod: String::new() });
                     self.outlets.told(&verdict, now);
                 }
             }
