@@ -70,7 +70,7 @@ func tunerOf(pod *corev1.Pod) string {
 }
 
 func TestTunerGetsWhatChecksMeasured(t *testing.T) {
-	_, pool, ns := newGate(t, "tuner", func(s *evenkeel.NetworkCheckPolicySpec) { s.Triggers.JobStart = evenkeel.SwitchDisabled })
+	_, pool, ns := newGate(t, "tuner", nil)
 	profile := newProfile(t, "tuner", evenkeel.NetworkProfileSpec{
 		NodeSelector: &metav1.LabelSelector{MatchLabels: pool}, Tuner: evenkeel.TunerSpec{Source: evenkeel.TunerPreflight},
 	})
