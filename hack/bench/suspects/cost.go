@@ -21,7 +21,7 @@ import (
 
 const (
 	// costPairs is how often each job runs with and without somebody who looks, and pairTime how long.
-	costPairs = 5
+	costPairs = 4
 	pairTime  = 15 * time.Second
 	// manyRanks is the number of ranks of the job whose datagrams are counted, and manyTime how long.
 	manyRanks = 64
