@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::view::clean_name;
+
 /// Maximum length of a verdict as JSON, in bytes.
 pub const MAX_JSON: usize = 900;
 const MAX_TEXT: usize = 300;
@@ -183,11 +185,17 @@ impl Verdict {
     /// As one line of JSON in printable ASCII characters, at most [`MAX_JSON`] bytes. What is too long is left out.
     pub fn to_json(&self) -> String {
         let mut short = self.clone();
+        short.collector = clean_name(&short.collector);
         short.text = cut(&short.text, MAX_TEXT);
         for suspect in &mut short.suspects {
             suspect.evidence = cut(&suspect.evidence, MAX_EVIDENCE);
+            for place in std::iter::once(&mut suspect.place).chain(&mut suspect.peer) {
+                for name in [&mut place.host, &mut place.pod, &mut place.device] {
+                    *name = clean_name(name);
+                }
+            }
             for number in [&mut suspect.share, &mut suspect.for_s, &mut suspect.confidence] {
-                *number = (*number * 1000.0).round() / 1000.0;
+                *number = rounded(*number);
             }
         }
         loop {
@@ -200,20 +208,47 @@ impl Verdict {
                 long.evidence.clear();
             } else if short.suspects.len() > 1 {
                 short.suspects.pop();
-            } else {
+            } else if !short.text.is_empty() {
                 short.text = cut(&short.text, short.text.len() / 2);
+            } else {
+                // Not with names of this length. It must end in any case: another process may have sent it.
+                short.suspects.clear();
             }
         }
     }
 
-    /// Reads what [`Verdict::to_json`] wrote; `None` when it is nothing like it.
+    /// Reads what [`Verdict::to_json`] wrote; `None` when it is nothing like it. Anybody may have sent it.
     pub fn from_json(json: &[u8]) -> Option<Self> {
-        serde_json::from_slice(json).ok()
+        if json.trim_ascii_end().len() > MAX_JSON {
+            return None;
+        }
+        let verdict: Self = serde_json::from_slice(json).ok()?;
+        let is_clean = verdict.texts().all(|text| text.chars().all(is_printable));
+        is_clean.then_some(verdict)
+    }
+
+    /// Everything in it that is not a number.
+    fn texts(&self) -> impl Iterator<Item = &String> {
+        let suspects = self.suspects.iter().flat_map(|suspect| {
+            let places = std::iter::once(&suspect.place).chain(&suspect.peer);
+            let names = places.flat_map(|place| [&place.host, &place.pod, &place.device]);
+            names.chain([&suspect.evidence])
+        });
+        suspects.chain([&self.collector, &self.text])
     }
 }
 
+/// To three decimals. JSON has no infinite numbers.
+fn rounded(number: f64) -> f64 {
+    Some((number * 1000.0).round() / 1000.0).filter(|number| number.is_finite()).unwrap_or_default()
+}
+
+fn is_printable(c: char) -> bool {
+    matches!(c, ' '..='~')
+}
+
 fn cut(text: &str, most: usize) -> String {
-    text.chars().map(|c| if matches!(c, ' '..='~') { c } else { '?' }).take(most).collect()
+    text.chars().map(|c| if is_printable(c) { c } else { '?' }).take(most).collect()
 }
 
 #[cfg(test)]
@@ -258,6 +293,56 @@ mod tests {
         let json = verdict.to_json();
         assert!(json.len() <= MAX_JSON && json.bytes().all(|byte| (b' '..=b'~').contains(&byte)));
         assert!(!Verdict::from_json(json.as_bytes()).unwrap().suspects.is_empty());
+    }
+
+    /// A process encodes again what another one has told it.
+    #[test]
+    fn verdict_json_is_short_ascii_whatever_its_names_and_numbers() {
+        let mut suspect = suspect(Class::Path);
+        let long = "h\u{e9}\"\\<".repeat(500);
+        let place = Place {
+            rank: Some(u32::MAX),
+            host: long.clone(),
+            pod: long.clone(),
+            device: long.clone(),
+        };
+        (suspect.place, suspect.peer) = (place.clone(), Some(place));
+        (suspect.direction, suspect.waiting) = (Some(Direction::Receive), u32::MAX);
+        for number in [1.234_567_890_123_456_7e-200, f64::MAX] {
+            (suspect.share, suspect.for_s, suspect.confidence) = (number, -number, number);
+            let verdict = Verdict {
+                collector: long.clone(),
+                seq: u64::MAX,
+                ranks: u32::MAX,
+                window_s: -number,
+                outcome: Outcome::Suspect,
+                text: long.clone(),
+                suspects: vec![suspect.clone()],
+            };
+            let json = verdict.to_json();
+            assert!(json.len() <= MAX_JSON, "{}", json.len());
+            assert!(json.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{json}");
+            let read = Verdict::from_json(json.as_bytes()).unwrap();
+            assert!(read.suspects[0].place.host.starts_with("h????h"), "{json}");
+        }
+    }
+
+    /// Its texts become log lines, and must not begin others.
+    #[test]
+    fn verdict_json_that_is_long_or_has_other_characters_is_refused() {
+        let json = |text: &str, host: &str| {
+            let mut verdict = Verdict { text: text.into(), ..Verdict::default() };
+            verdict.suspects.push(suspect(Class::Late));
+            verdict.suspects[0].place.host = host.into();
+            serde_json::to_vec(&verdict).unwrap()
+        };
+        assert!(Verdict::from_json(&json("words", "n3")).is_some());
+        for (text, host) in
+            [("a\nb", "n3"), ("a\u{1b}[31m", "n3"), ("a\u{e9}", "n3"), ("a", "n\n3")]
+        {
+            assert_eq!(Verdict::from_json(&json(text, host)), None, "{text:?} {host:?}");
+        }
+        assert_eq!(Verdict::from_json(&json(&"a".repeat(MAX_JSON), "n3")), None);
     }
 
     #[test]

@@ -199,9 +199,18 @@ fn put_short_name(out: &mut Vec<u8>, name: &str) {
 }
 
 fn put_cut(out: &mut Vec<u8>, name: &str, most: usize) {
-    let bytes: Vec<u8> = name.chars().take(most).map(printable).collect();
-    out.push(bytes.len() as u8);
-    out.extend(bytes);
+    let name = clean(name, most);
+    out.push(name.len() as u8);
+    out.extend(name.into_bytes());
+}
+
+/// A name as it is read from a view.
+pub(crate) fn clean_name(name: &str) -> String {
+    clean(name, MAX_NAME)
+}
+
+fn clean(name: &str, most: usize) -> String {
+    name.chars().take(most).map(|c| char::from(printable(c))).collect()
 }
 
 fn printable(c: char) -> u8 {
