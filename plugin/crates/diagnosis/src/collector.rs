@@ -26,6 +26,8 @@ const FOLLOWING: f64 = 1.0 / 120.0;
 /// Maximum number of processes and connections. More are not judged.
 const MAX_PROCESSES: usize = 20_000;
 const MAX_CONNECTIONS: usize = 400_000;
+/// Maximum number of views that are kept of a process. The window has less, at the rate that processes are told.
+const MAX_VIEWS: usize = 16;
 /// Processes for which views come once a second; with more, they come less often.
 const PROCESSES_A_SECOND: u64 = 1000;
 const MAX_INTERVAL: Duration = Duration::from_secs(10);
@@ -131,7 +133,9 @@ impl Collector {
             }
         }
         known.views.push_back((now, view));
-        while known.views.front().is_some_and(|(at, _)| *at + window < now) {
+        while known.views.len() > MAX_VIEWS
+            || known.views.front().is_some_and(|(at, _)| *at + window < now)
+        {
             known.views.pop_front();
         }
     }
@@ -210,13 +214,15 @@ impl Collector {
             let known = &self.processes[id];
             let recent =
                 || known.views.iter().filter(|(time, _)| *time >= begin).map(|(_, view)| view);
-            let covered = recent().map(|view| view.window).sum::<u32>().max(1);
-            let share = |time: u32| (f64::from(time) / f64::from(covered)).min(1.0);
+            let sum =
+                |time: &dyn Fn(&View) -> u32| recent().map(|v| f64::from(time(v))).sum::<f64>();
+            let covered = sum(&|view| view.window).max(1.0);
+            let share = |time: f64| (time / covered).min(1.0);
             let silent = now.saturating_sub(known.last);
             let last = known.views.back().map(|(_, view)| view);
             members.push(Member {
                 process: known.process.clone(),
-                uncalled: share(recent().map(|view| view.uncalled).sum()),
+                uncalled: share(sum(&|view| view.uncalled)),
                 usual_excess: known.excess,
                 uncalled_for: last.map_or(0.0, |view| f64::from(view.uncalled_for) / 1e3),
                 // A pause, as by a checkpoint, is in one view or two. Whoever lacks a processor is late in most of them.
@@ -263,17 +269,18 @@ impl Collector {
         links: &mut HashMap<u64, Link>,
         view: &View,
         connection: &ConnectionView,
-        share: &dyn Fn(u32) -> f64,
+        share: &dyn Fn(f64) -> f64,
         at: &HashMap<u64, usize>,
-        covered: u32,
+        covered: f64,
     ) {
+        let share = |time: u32| share(time.into());
         let link = links.entry(connection.id).or_insert_with(|| {
             let [from, to] = self.ends.get(&connection.id).copied().unwrap_or_default();
             let member = |id: Option<u64>| id.and_then(|id| at.get(&id).copied());
             Link { from: member(from), to: member(to), ..Link::default() }
         });
         let device = view.devices.get(usize::from(connection.device)).cloned().unwrap_or_default();
-        let rate = f64::from(connection.kibibytes) * 1024.0 * 1e3 / f64::from(covered);
+        let rate = f64::from(connection.kibibytes) * 1024.0 * 1e3 / covered;
         if connection.is_sender {
             link.from_device = device;
             link.pending += share(connection.outstanding);
@@ -292,7 +299,7 @@ impl Collector {
         link.outstanding_for =
             link.outstanding_for.max(f64::from(connection.outstanding_for) / 1e3);
         link.round_trip = link.round_trip.max(f64::from(connection.round_trip) / 1e6);
-        link.retransmits += f64::from(connection.retransmits) * 1e3 / f64::from(covered);
+        link.retransmits += f64::from(connection.retransmits) * 1e3 / covered;
         link.is_unanswered |= connection.is_unanswered;
     }
 
@@ -524,5 +531,42 @@ mod tests {
         collector.confirm(&mut found);
         assert_eq!(found.suspects.len(), 1);
         assert!(found.text.contains("old") && !found.text.contains("new"), "{}", found.text);
+    }
+
+    fn view(id: u64, sequence: u32) -> View {
+        let process = Process { id, ..Process::default() };
+        View { process, sequence, window: 1000, connections_open: 1, ..View::default() }
+    }
+
+    #[test]
+    fn collector_judges_views_of_any_numbers() {
+        let mut collector = Collector::new(1);
+        let all = u32::MAX;
+        let connection = ConnectionView { outstanding: all, kibibytes: all, ..Default::default() };
+        for sequence in 1..4 {
+            collector.add(
+                View {
+                    window: all,
+                    uncalled: all,
+                    uncalled_for: all,
+                    starved: all,
+                    connections: vec![connection.clone(); 2],
+                    ..view(2, sequence)
+                },
+                Duration::from_secs(1),
+            );
+        }
+        assert_eq!(collector.judge(Duration::from_secs(1)).ranks, 1);
+    }
+
+    #[test]
+    fn collector_keeps_few_views_of_a_process_that_sends_many() {
+        let mut collector = Collector::new(1);
+        for sequence in 1..10_000 {
+            collector.add(view(2, sequence), Duration::from_secs(1));
+        }
+        let known = &collector.processes[&2];
+        assert!((8..100).contains(&known.views.len()), "{}", known.views.len());
+        assert_eq!(known.views.back().map(|(_, view)| view.sequence), Some(9999), "the last");
     }
 }

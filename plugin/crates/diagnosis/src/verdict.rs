@@ -186,6 +186,7 @@ impl Verdict {
     pub fn to_json(&self) -> String {
         let mut short = self.clone();
         short.collector = clean_name(&short.collector);
+        short.collector_host = clean_name(&short.collector_host);
         short.text = cut(&short.text, MAX_TEXT);
         for suspect in &mut short.suspects {
             suspect.evidence = cut(&suspect.evidence, MAX_EVIDENCE);
@@ -234,7 +235,7 @@ impl Verdict {
             let names = places.flat_map(|place| [&place.host, &place.pod, &place.device]);
             names.chain([&suspect.evidence])
         });
-        suspects.chain([&self.collector, &self.text])
+        suspects.chain([&self.collector, &self.collector_host, &self.text])
     }
 }
 
@@ -312,6 +313,7 @@ mod tests {
             (suspect.share, suspect.for_s, suspect.confidence) = (number, -number, number);
             let verdict = Verdict {
                 collector: long.clone(),
+                collector_host: long.clone(),
                 seq: u64::MAX,
                 ranks: u32::MAX,
                 window_s: -number,
