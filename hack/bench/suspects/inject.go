@@ -36,14 +36,14 @@ func (f fault) inject(ctx context.Context, j *job) (end func() error, err error)
 		return func() error { return process.Signal(syscall.SIGCONT) }, process.Signal(syscall.SIGSTOP)
 	case slow:
 		process := j.processes[f.Host].Cmd.Process
-		return pulse(ctx, slowPeriod, f.Amount, func(on bool) error {
+		return toggle(ctx, slowPeriod, f.Amount, func(on bool) error {
 			if on {
 				return process.Signal(syscall.SIGSTOP)
 			}
 			return process.Signal(syscall.SIGCONT)
 		}), nil
 	case flapping:
-		return pulse(ctx, flapPeriod, f.Amount, func(down bool) error {
+		return toggle(ctx, flapPeriod, f.Amount, func(down bool) error {
 			state := "up"
 			if down {
 				state = "down"
@@ -67,8 +67,8 @@ func (f fault) inject(ctx context.Context, j *job) (end func() error, err error)
 	return nil, fmt.Errorf("unknown fault %q", f.Kind)
 }
 
-// pulse switches something on for a share of each period, until it is ended. It is off then.
-func pulse(ctx context.Context, period time.Duration, share float64, set func(on bool) error) (end func() error) {
+// toggle switches something on for a share of each period, until it is ended. It is off then.
+func toggle(ctx context.Context, period time.Duration, share float64, set func(on bool) error) (end func() error) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() {

@@ -73,7 +73,7 @@ func undisturbedLoad(ctx context.Context, o options, slot int, l load) (_ quiet,
 	}
 	defer func() { err = errors.Join(err, j.close(context.WithoutCancel(ctx))) }()
 	if l.all {
-		end := pulse(ctx, swayPeriod, 0.5, func(half bool) error { return j.sway(ctx, o.hosts, half) })
+		end := toggle(ctx, swayPeriod, 0.5, func(half bool) error { return j.sway(ctx, o.hosts, half) })
 		defer func() { err = errors.Join(err, end()) }()
 	}
 	last := ""
