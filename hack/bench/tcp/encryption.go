@@ -314,8 +314,8 @@ func (r encryptionReport) markdown() []byte {
 	}
 	goals.Markdown(&b)
 	r.writeLimits(&b)
-	b.WriteString("\nGloo with TLS is on [a page of its own](collectives-tls.md). Not measured: records made by the kernel (kTLS), which this machine's kernel\n" +
-		"lacks and the plugin does not use; and WireGuard, which the kernel lacks too.\n")
+	b.WriteString("\nNot measured: records made by the kernel (kTLS), which this machine's kernel lacks and the plugin does not use; WireGuard, which the kernel\n" +
+		"lacks too; and Gloo with TLS.\n")
 	for _, c := range r.cases {
 		c.heading(&b)
 		b.WriteString("\n")
