@@ -205,7 +205,10 @@ impl Collector {
     fn job(&self, now: Duration) -> (Job, Vec<u64>) {
         let begin = now.saturating_sub(self.window());
         let silence = MIN_SILENCE.max(MISSED * self.interval());
-        let mut ids: Vec<u64> = self.processes.keys().copied().collect();
+        // A predecessor that has sent no view yet may send one soon.
+        let is_known = |known: &Known| !known.views.is_empty() || now >= known.last + silence;
+        let known = self.processes.iter().filter(|(_, known)| is_known(known));
+        let mut ids: Vec<u64> = known.map(|(id, _)| *id).collect();
         ids.sort_by_key(|id| (self.processes[id].process.rank.unwrap_or(u32::MAX), *id));
         let at: HashMap<u64, usize> = ids.iter().enumerate().map(|(at, id)| (*id, at)).collect();
         let mut members = Vec::with_capacity(ids.len());

@@ -121,6 +121,11 @@ impl Election {
         }
     }
 
+    /// Whether this process has fallen silent as a collector, not long ago.
+    pub fn has_deposed(&self, id: u64, now: Duration) -> bool {
+        self.is_penalized(id, now)
+    }
+
     fn is_penalized(&self, id: u64, now: Duration) -> bool {
         self.penalties.iter().any(|(other, since)| *other == id && now < *since + PENALTY)
     }

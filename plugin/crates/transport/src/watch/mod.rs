@@ -231,12 +231,14 @@ impl Watcher {
         let Some(election) = &mut self.election else { return };
         let news = election.beat(now);
         let is_collector = election.is_collector();
+        let deposed =
+            self.predecessor.as_ref().is_some_and(|other| election.has_deposed(other.id, now));
         if let Some(news) = news {
             self.tell(news, None);
         }
         if is_collector && self.collector.is_none() {
             let mut collector = Collector::new(self.process.id);
-            if let Some(predecessor) = self.predecessor.take() {
+            if deposed && let Some(predecessor) = self.predecessor.take() {
                 collector.succeed(predecessor, now);
             }
             self.collector = Some(collector);
