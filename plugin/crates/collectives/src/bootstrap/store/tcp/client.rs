@@ -145,6 +145,23 @@ fn exchange(stream: &mut JobStream, request: &[u8]) -> std::io::Result<(u8, Vec<
     Ok((front[0], value))
 }
 
+/// The values in a response to [`GET_MANY`], of so many names; `None` if it has none, or too many.
+fn decode_values(bytes: &[u8], names: usize) -> Option<Vec<Option<Vec<u8>>>> {
+    let mut reader = Reader::new(bytes);
+    let mut values = vec![];
+    while let Some(status) = reader.byte() {
+        // Of more than were asked for none is kept: each takes more memory than its byte in the response.
+        if values.len() == names {
+            return None;
+        }
+        values.push(match status {
+            NO_VALUE => None,
+            _ => Some(reader.bytes()?.to_owned()),
+        });
+    }
+    (!values.is_empty()).then_some(values)
+}
+
 impl Store for TcpStore {
     fn set(&self, name: &str, value: &[u8]) -> Result<()> {
         check(name, value)?;
@@ -166,17 +183,8 @@ impl Store for TcpStore {
             }
             // The values of so many of them as fit into a response.
             let values = self.request(GET_MANY, "", &list)?.ok_or_else(no_store)?;
-            let mut reader = Reader::new(&values);
-            let before = found.len();
-            while let Some(status) = reader.byte() {
-                found.push(match status {
-                    NO_VALUE => None,
-                    _ => Some(reader.bytes().ok_or_else(no_store)?.to_owned()),
-                });
-            }
-            if found.len() == before || found.len() > names.len() {
-                return Err(no_store());
-            }
+            let values = decode_values(&values, names.len() - found.len()).ok_or_else(no_store)?;
+            found.extend(values);
         }
         Ok(found)
     }
@@ -224,6 +232,16 @@ impl Store for TcpStore {
 mod tests {
     use super::*;
     use std::net::TcpListener;
+
+    #[test]
+    fn tcp_store_takes_as_many_values_as_it_asked_for() {
+        let some = [VALUE, 2, 0, 0, 0, b'a', b'b'];
+        let values = [&some[..], &[NO_VALUE]].concat();
+        assert_eq!(decode_values(&values, 3), Some(vec![Some(b"ab".to_vec()), None]), "the first");
+        assert_eq!(decode_values(&values, 1), None, "too many");
+        assert_eq!(decode_values(&[], 1), None, "none");
+        assert_eq!(decode_values(&some[..6], 1), None, "cut");
+    }
 
     #[test]
     fn tcp_store_is_found_at_any_address_of_its_host() {
