@@ -33,7 +33,7 @@ func markdown(results []result, calm []quiet, spent cost, o options, source page
 	var b bytes.Buffer
 	costly, cheap := split(results, result.matters)
 	fmt.Fprintf(&b, "# Who is named for a slow job\n\n")
-	fmt.Fprintf(&b, "`make bench-suspects` injected %d faults, drawn from seed %d, into jobs of %d pretend hosts with cards of %s. Each fault\nbegins while the job runs. It is right if the first verdict names its host and its class. In a ring each card has one peer, so a\nverdict that names the path from or to it counts as right there.\n\n", len(results), o.seed, o.hosts, cardRate)
+	fmt.Fprintf(&b, "`make bench-suspects` injected %d faults, drawn from seed %d, into jobs of %d pretend hosts with cards of %s. Each fault\nbegins while the job runs, and a job gets up to five, one after the other. It is right if the first verdict names its host and its class. In a ring each card has one peer, so a\nverdict that names the path from or to it counts as right there.\n\n", len(results), o.seed, o.hosts, cardRate)
 	fmt.Fprintf(&b, "**Of %d faults that cost the job at least %.0f %% of its traffic, %d are right**, %d wrong, and for %d nobody was named.\n", len(costly), 100*leastCost, count(costly, result.isGood), count(costly, result.isWrong), count(costly, result.isUnnamed))
 	var times []float64
 	for _, r := range costly {

@@ -18,7 +18,7 @@ const MOST: u64 = 60_000;
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct ComputeOptions {
     /// Before each operation, sleep the milliseconds in this file: 40, or 20-60 to draw them anew each time. It is read each
-    /// time; none means 0
+    /// time; none means 0. The times of allreduce contain it
     #[arg(long = "compute", value_name = "FILE")]
     file: Option<PathBuf>,
 }
