@@ -1,6 +1,7 @@
 //! Processes of a job over the loopback interface: each transport here is one.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use evenkeel_diagnosis::Outcome;
@@ -22,7 +23,24 @@ impl Log for Lines {
     fn info(&self, _line: &str) {}
 }
 
-fn process(folder: &std::path::Path, log: &Arc<Lines>) -> Transport {
+/// A folder that is removed when it is dropped. Declared first, it outlives the processes that write to it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0); // a test that fails says so itself
+    }
+}
+
+fn process(folder: &Path, log: &Arc<Lines>) -> Transport {
     let settings = Settings::from_lookup(|name| match name {
         "NCCL_SOCKET_IFNAME" => Some("lo".to_owned()),
         "EVENKEEL_STATUS_DIR" => Some(folder.to_str().unwrap().to_owned()),
@@ -36,10 +54,9 @@ fn process(folder: &std::path::Path, log: &Arc<Lines>) -> Transport {
 /// Two processes. One receives and never gets anything, since the other's caller does not send.
 #[test]
 fn watch_logs_long_waits_and_writes_what_it_finds() {
-    let folder = std::env::temp_dir().join(format!("evenkeel-watch-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
+    let folder = Folder::new("evenkeel-watch");
     let log = Arc::new(Lines::default());
-    let (sender, receiver) = (process(&folder, &log), process(&folder, &log));
+    let (sender, receiver) = (process(&folder.0, &log), process(&folder.0, &log));
     let listener = receiver.listen(0, "", MemoryTypes::HOST).unwrap();
     let (send, recv) = connected(&sender, &listener, listener.handle());
     let _first = recv.recv(RecvBuffer::from_static(vec![0; 8].leak())).unwrap().unwrap();
@@ -49,31 +66,26 @@ fn watch_logs_long_waits_and_writes_what_it_finds() {
     });
     let lines = lock(&log.0).join("\n");
     assert!(lines.contains("its program has not called"), "{lines}");
-    let file = folder.join("timeline.svg");
+    let file = folder.0.join("timeline.svg");
     let svg = until(|| std::fs::read_to_string(&file).ok());
     assert!(svg.starts_with("<svg"), "{svg}");
     let _sent = send.send(SendBuffer::from_static(b"12345678")).unwrap().unwrap();
-    drop((send, recv));
-    std::fs::remove_dir_all(folder).unwrap();
 }
 
 /// The processes find each other and one collects: its verdict has both.
 #[test]
 fn watch_of_two_processes_agrees_on_one_collector() {
-    let folder = std::env::temp_dir().join(format!("evenkeel-collect-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
+    let folder = Folder::new("evenkeel-collect");
     let log = Arc::new(Lines::default());
-    let (a, b) = (process(&folder, &log), process(&folder, &log));
+    let (a, b) = (process(&folder.0, &log), process(&folder.0, &log));
     let listener = b.listen(0, "", MemoryTypes::HOST).unwrap();
     let (_send, recv) = connected(&a, &listener, listener.handle());
     let _first = recv.recv(RecvBuffer::from_static(vec![0; 8].leak())).unwrap().unwrap();
     // Both tell their verdicts in files of one process here: the collector's says how many ranks it knows.
-    let file = folder.join(format!("verdict.{}", std::process::id()));
+    let file = folder.0.join(format!("verdict.{}", std::process::id()));
     let verdict = until(|| {
         let verdict = Verdict::from_json(&std::fs::read(&file).ok()?)?;
         (verdict.ranks == 2).then_some(verdict)
     });
     assert_ne!(verdict.outcome, Outcome::Quiet, "{}", verdict.text);
-    drop(recv);
-    std::fs::remove_dir_all(folder).unwrap();
 }
