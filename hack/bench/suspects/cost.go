@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -28,19 +30,23 @@ const (
 	manyTime  = 30 * time.Second
 	// ticksPerSecond is the unit of /proc/PID/stat, the same on all of Linux's processors.
 	ticksPerSecond = 100
+	// watchThread is the name of the plugin's thread that watches.
+	watchThread = "evenkeel-watch"
 )
 
 // A cost is what looking for suspects costs a job.
 type cost struct {
 	// Traffic and Processor are ratios of what a job carries, and of its processor time for that, with and without; by pattern.
 	Traffic, Processor map[string][]float64
+	// Watching is the share of the ranks' processor time that the threads take that watch; by pattern.
+	Watching map[string][]float64
 	// Datagrams are bytes a second of all ranks of the large job together, with headers of IP.
 	Datagrams float64
 }
 
 // measureCost measures one job at a time.
 func measureCost(ctx context.Context, out io.Writer, o options) (cost, error) {
-	c := cost{Traffic: map[string][]float64{}, Processor: map[string][]float64{}}
+	c := cost{Traffic: map[string][]float64{}, Processor: map[string][]float64{}, Watching: map[string][]float64{}}
 	for _, pattern := range patterns {
 		for round := range costPairs {
 			// In turn, so that what drifts hits both.
@@ -59,7 +65,8 @@ func measureCost(ctx context.Context, out io.Writer, o options) (cost, error) {
 			}
 			traffic, processor := with.rate/without.rate, with.processor/without.processor
 			c.Traffic[pattern], c.Processor[pattern] = append(c.Traffic[pattern], traffic), append(c.Processor[pattern], processor)
-			fmt.Fprintf(out, "cost, %s, %d of %d: %.4f of the traffic, %.3f of the processor time\n", pattern, round+1, costPairs, traffic, processor)
+			c.Watching[pattern] = append(c.Watching[pattern], with.watching)
+			fmt.Fprintf(out, "cost, %s, %d of %d: %.4f of the traffic, %.3f of the processor time, %.4f of it to watch\n", pattern, round+1, costPairs, traffic, processor, with.watching)
 		}
 	}
 	var err error
@@ -70,8 +77,9 @@ func measureCost(ctx context.Context, out io.Writer, o options) (cost, error) {
 	return c, nil
 }
 
-// A consumption is what a job carries, in bytes a second, and its processor time, in seconds for a byte.
-type consumption struct{ rate, processor float64 }
+// A consumption is what a job carries, in bytes a second, its processor time, in seconds for a byte, and the share of that of
+// the threads that watch.
+type consumption struct{ rate, processor, watching float64 }
 
 func consume(ctx context.Context, o options, l load) (got consumption, err error) {
 	j, err := start(ctx, o, 0, l)
@@ -90,6 +98,10 @@ func consume(ctx context.Context, o options, l load) (got consumption, err error
 	if err != nil {
 		return got, err
 	}
+	watched, err := j.watchTime()
+	if err != nil {
+		return got, err
+	}
 	before, since, err := j.mark(ctx)
 	if err != nil {
 		return got, err
@@ -104,6 +116,11 @@ func consume(ctx context.Context, o options, l load) (got consumption, err error
 	if err != nil {
 		return got, err
 	}
+	watchedAll, err := j.watchTime()
+	if err != nil {
+		return got, err
+	}
+	got.watching = (watchedAll - watched).Seconds() / (all - spent).Seconds()
 	got.processor = (all - spent).Seconds() / (got.rate * time.Since(since).Seconds())
 	return got, nil
 }
@@ -143,6 +160,41 @@ func (j *job) processorTime() (time.Duration, error) {
 				return 0, fmt.Errorf("unexpected /proc/PID/stat: %w", err)
 			}
 			sum += time.Duration(ticks) * time.Second / ticksPerSecond
+		}
+	}
+	return sum, nil
+}
+
+// watchTime is the processor time so far of the threads that watch. Its unit is fine enough for threads that do little.
+func (j *job) watchTime() (time.Duration, error) {
+	var sum time.Duration
+	for _, p := range j.processes {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", p.Cmd.Process.Pid))
+		if err != nil {
+			return 0, err
+		}
+		for _, thread := range threads {
+			name, err := os.ReadFile(filepath.Join(thread, "comm"))
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // it has ended
+			}
+			if err != nil {
+				return 0, err
+			}
+			if strings.TrimSpace(string(name)) != watchThread {
+				continue
+			}
+			text, err := os.ReadFile(filepath.Join(thread, "schedstat"))
+			if err != nil {
+				return 0, err
+			}
+			// The first is the time on a processor, in nanoseconds (sched-stats of the kernel's documentation).
+			spent, _, _ := strings.Cut(string(text), " ")
+			nanoseconds, err := strconv.ParseInt(spent, 10, 64)
+			if err != nil {
+				return 0, fmt.Errorf("unexpected schedstat: %w", err)
+			}
+			sum += time.Duration(nanoseconds)
 		}
 	}
 	return sum, nil
@@ -206,13 +258,17 @@ func countDatagrams(ctx context.Context, o options) (rate float64, err error) {
 // write writes the section of the page.
 func (c cost) write(b *bytes.Buffer) {
 	fmt.Fprintf(b, "\n## What it costs\n\nEach job ran %d times with `EVENKEEL_WATCH=on` and %d times without, in turn, for %s each, one job at a time. The cards limit what\n"+
-		"it carries. Its processor time is that of all ranks, for each byte. Ratios are medians of the pairs, with the smallest and the largest.\n\n", costPairs, costPairs, pairTime)
-	table := page.Table{Heading: []string{"Job", "What it carries", "Its processor time"}}
+		"it carries. Its processor time is that of all ranks, for each byte. Ratios are medians of the pairs, with the smallest and the largest.\n"+
+		"The last column is the share of that time that the threads take that watch.\n\n", costPairs, costPairs, pairTime)
+	table := page.Table{Heading: []string{"Job", "What it carries", "Its processor time", "To watch"}}
 	of := func(ratios []float64) string {
 		return fmt.Sprintf("%.3f (%.3f to %.3f)", stats.Median(ratios), slices.Min(ratios), slices.Max(ratios))
 	}
+	percent := func(shares []float64) string {
+		return fmt.Sprintf("%.2f %% (%.2f to %.2f)", 100*stats.Median(shares), 100*slices.Min(shares), 100*slices.Max(shares))
+	}
 	for _, pattern := range patterns {
-		table.Add(pattern, of(c.Traffic[pattern]), of(c.Processor[pattern]))
+		table.Add(pattern, of(c.Traffic[pattern]), of(c.Processor[pattern]), percent(c.Watching[pattern]))
 	}
 	table.Markdown(b)
 	fmt.Fprintf(b, "\nA job of %d ranks, each of which exchanges with all others, sent %.0f KB/s for this, all ranks together, with headers of IP.\n", manyRanks, c.Datagrams/1e3)

@@ -88,8 +88,9 @@ func TestPageCountsWhatWasRightAndSaysWhatWasNot(t *testing.T) {
 	wrong := result{Fault: fault{Kind: path, Pattern: allToAll, Host: 1, Peer: 2, Amount: 0.1}, Found: classLink, Text: "h7 is slow", Cost: 0.3}
 	cheap := result{Fault: fault{Kind: loss, Pattern: ring, Amount: 0.001}, Found: classNobody, Cost: 0.01}
 	calm := []quiet{{load: load{Pattern: ring, Detail: "nobody computes"}, Length: time.Hour, Named: []string{"h1 was named"}}}
-	spent := cost{Traffic: map[string][]float64{}, Processor: map[string][]float64{}, Datagrams: 50e3}
+	spent := cost{Traffic: map[string][]float64{}, Processor: map[string][]float64{}, Watching: map[string][]float64{}, Datagrams: 50e3}
 	for _, pattern := range patterns {
+		spent.Watching[pattern] = []float64{0.001, 0.002}
 		spent.Traffic[pattern], spent.Processor[pattern] = []float64{0.99, 1, 1.01}, []float64{1, 1.01, 1.02}
 	}
 	text := string(markdown([]result{right, wrong, cheap}, calm, spent, options{seed: 1, hosts: hosts}, page.Source{}, machine.Machine{}))
@@ -98,7 +99,7 @@ func TestPageCountsWhatWasRightAndSaysWhatWasNot(t *testing.T) {
 		"* path from h2 to h3 (0.1), all-to-all, over the collectives, cost 30 %: h7 is slow",
 		"1.0 hours of jobs in which nobody is to blame had 1 false verdicts",
 		"nobody computes: h1 was named",
-		"1.000 (0.990 to 1.010) | 1.010 (1.000 to 1.020)",
+		"1.000 (0.990 to 1.010) | 1.010 (1.000 to 1.020) | 0.15 % (0.10 to 0.20) |",
 		"sent 50 KB/s",
 	} {
 		if !strings.Contains(text, want) {

@@ -17,8 +17,12 @@ const MIN_STARVED: f64 = 0.20;
 const SLOW: f64 = 1.6;
 /// A round trip is long if it is so many times the others', and this much longer, in seconds.
 const LONG_TRIP: (f64, f64) = (3.0, 0.001);
+/// A long round trip is nobody's fault if its bytes are not under way so many times longer: a queue of one's own does that.
+const LONG_TRIP_PACE: f64 = 1.2;
 /// A connection loses packets if it is this share of them, and so many times what is usual in the job.
 const LOSSY: (f64, f64) = (0.003, 4.0);
+/// Losses are nobody's fault if bytes are not under way so many times longer: a full queue drops some, and TCP fills it.
+const LOSSY_PACE: f64 = 1.05;
 /// Fewer retransmitted segments than that in the window are chance.
 const MIN_RETRANSMITS: f64 = 8.0;
 /// Bytes of a segment, about.
@@ -343,15 +347,16 @@ fn slow(job: &Job, waits: &Waits, late: &[usize]) -> Vec<Suspect> {
     let pace = median(links.iter().filter_map(|(_, link, ..)| link.pace()));
     let trip = median(links.iter().map(|(_, link, ..)| link.round_trip).filter(|trip| *trip > 0.0));
     let loss = median(links.iter().map(|(_, link, ..)| link.loss()));
+    let is_slower = |link: &Link, times: f64| link.pace().is_none_or(|its| its > times * pace);
     let is_lossy = |link: &Link| {
         link.retransmits * job.window >= MIN_RETRANSMITS
             && link.loss() >= LOSSY.0.max(LOSSY.1 * loss)
+            && is_slower(link, LOSSY_PACE)
     };
     let is_long = |link: &Link| {
         let long_trip =
             link.round_trip > LONG_TRIP.0 * trip && link.round_trip > trip + LONG_TRIP.1;
-        let slow_pace = link.pace().is_none_or(|its| its > SLOW * pace);
-        slow_pace || long_trip || link.is_unanswered
+        is_slower(link, SLOW) || long_trip && is_slower(link, LONG_TRIP_PACE) || link.is_unanswered
     };
     let is_slow = |link: &Link, from: usize, to: usize| {
         // A process that gets no CPU does not read either.
@@ -555,7 +560,8 @@ pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
 mod tests {
     use super::*;
 
-    /// An all-to-all of four hosts, whose connections are as fast, and lose what `retransmits` says, a second.
+    /// An all-to-all of four hosts, whose connections lose what `retransmits` says, a second. Where they lose more than one,
+    /// bytes take 1.1 times as long.
     fn job(retransmits: impl Fn(usize, usize) -> f64) -> Job {
         let members = (0..4).map(|rank| Member {
             process: Process { rank: Some(rank), host: format!("n{rank}"), ..Process::default() },
@@ -569,7 +575,7 @@ mod tests {
             to_device: "eth0".to_owned(),
             pending: 0.6,
             wanted: 0.6,
-            rate: 2e6,
+            rate: if retransmits(from, to) > 1.0 { 1.8e6 } else { 2e6 },
             round_trip: 0.005,
             retransmits: retransmits(from, to),
             ..Link::default()
@@ -579,13 +585,13 @@ mod tests {
 
     #[test]
     fn card_that_loses_packets_is_named() {
-        let sends = judge(&job(|from, _| if from == 2 { 14.0 } else { 0.1 }));
+        let sends = judge(&job(|from, _| if from == 2 { 12.6 } else { 0.1 }));
         assert_eq!(sends.suspects.len(), 1, "{}", sends.text);
         let suspect = &sends.suspects[0];
         assert_eq!((suspect.class, suspect.place.host.as_str()), (Class::Link, "n2"));
         assert_eq!(suspect.direction, Some(Direction::Send));
         assert!(sends.text.contains("1.0 % of the packets are lost"), "{}", sends.text);
-        let receives = judge(&job(|_, to| if to == 1 { 14.0 } else { 0.1 }));
+        let receives = judge(&job(|_, to| if to == 1 { 12.6 } else { 0.1 }));
         let suspect = &receives.suspects[0];
         assert_eq!((suspect.class, suspect.place.host.as_str()), (Class::Link, "n1"));
         assert_eq!(suspect.direction, Some(Direction::Receive));
@@ -600,6 +606,30 @@ mod tests {
             assert!(verdict.suspects.is_empty(), "{}", verdict.text);
         }
         assert!(judge(&job(|from, _| if from == 2 { 0.9 } else { 0.0 })).suspects.is_empty());
+    }
+
+    /// As in a broadcast, where the first one fills its queue.
+    #[test]
+    fn losses_and_round_trips_that_cost_nothing_name_nobody() {
+        let change = |change: &dyn Fn(&mut Link)| {
+            let mut job = job(|_, _| 0.1);
+            job.links.iter_mut().filter(|link| link.from == Some(2)).for_each(change);
+            judge(&job)
+        };
+        for (slower, named) in [(1.0, false), (1.1, false), (1.3, true)] {
+            let verdict = change(&|link: &mut Link| {
+                link.round_trip = 0.050;
+                link.rate /= slower;
+            });
+            assert_eq!(!verdict.suspects.is_empty(), named, "{slower}: {}", verdict.text);
+        }
+        for (slower, named) in [(1.0, false), (1.1, true)] {
+            let verdict = change(&|link: &mut Link| {
+                link.retransmits = 14.0;
+                link.rate /= slower;
+            });
+            assert_eq!(!verdict.suspects.is_empty(), named, "{slower}: {}", verdict.text);
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ pub const MAX_CONNECTIONS: usize = 24;
 pub const MAX_VIEW_BYTES: usize = 1200;
 
 /// Version of the encoding.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const MAX_NAME: usize = 63;
 const MAX_DEVICES: usize = 8;
 /// `rank` of a process that has none.
@@ -83,6 +83,8 @@ pub struct ConnectionView {
 #[error("not a view: {0}")]
 pub struct ViewError(&'static str);
 
+const TOO_LARGE: ViewError = ViewError("a number that is too large");
+
 impl View {
     /// The bytes to send, at most [`MAX_VIEW_BYTES`]. Names are cut, and what exceeds the limits is left out.
     pub fn encode(&self) -> Vec<u8> {
@@ -104,10 +106,17 @@ impl View {
         let devices = &self.devices[..self.devices.len().min(MAX_DEVICES)];
         out.push(devices.len() as u8);
         devices.iter().for_each(|name| put_short_name(&mut out, name));
-        let room = (MAX_VIEW_BYTES - out.len() - 1) / ConnectionView::BYTES;
-        let count = self.connections.len().min(room).min(MAX_CONNECTIONS);
-        out.push(count as u8);
-        self.connections[..count].iter().for_each(|connection| connection.encode(&mut out));
+        let count = out.len();
+        out.push(0);
+        for (number, connection) in self.connections.iter().take(MAX_CONNECTIONS).enumerate() {
+            let before = out.len();
+            connection.encode(&mut out);
+            if out.len() > MAX_VIEW_BYTES {
+                out.truncate(before);
+                break;
+            }
+            out[count] = number as u8 + 1;
+        }
         out
     }
 
@@ -153,19 +162,22 @@ impl View {
 }
 
 impl ConnectionView {
-    const BYTES: usize = 8 + 1 + 1 + 4 * 2 + 4 * 3 + 2;
-
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend(self.id.to_le_bytes());
         out.push(u8::from(self.is_sender) * FLAG_SEND + u8::from(self.is_unanswered) * 2);
         out.push(self.device);
-        for time in [self.outstanding, self.peer, self.wire, self.unposted] {
-            out.extend((time.min(u16::MAX.into()) as u16).to_le_bytes());
+        for number in [
+            self.outstanding,
+            self.peer,
+            self.wire,
+            self.unposted,
+            self.outstanding_for,
+            self.kibibytes,
+            self.round_trip,
+            self.retransmits.into(),
+        ] {
+            put_number(out, number);
         }
-        for number in [self.outstanding_for, self.kibibytes, self.round_trip] {
-            out.extend(number.to_le_bytes());
-        }
-        out.extend(self.retransmits.to_le_bytes());
     }
 
     fn decode(rest: &mut Reader<'_>) -> Result<Self, ViewError> {
@@ -176,16 +188,25 @@ impl ConnectionView {
             is_sender: flags & FLAG_SEND != 0,
             is_unanswered: flags & 2 != 0,
             device: rest.u8()?,
-            outstanding: rest.u16()?.into(),
-            peer: rest.u16()?.into(),
-            wire: rest.u16()?.into(),
-            unposted: rest.u16()?.into(),
-            outstanding_for: rest.u32()?,
-            kibibytes: rest.u32()?,
-            round_trip: rest.u32()?,
-            retransmits: rest.u16()?,
+            outstanding: rest.number()?,
+            peer: rest.number()?,
+            wire: rest.number()?,
+            unposted: rest.number()?,
+            outstanding_for: rest.number()?,
+            kibibytes: rest.number()?,
+            round_trip: rest.number()?,
+            retransmits: u16::try_from(rest.number()?).map_err(|_| TOO_LARGE)?,
         })
     }
+}
+
+/// Writes a number in LEB128, as most are small: seven bits a byte, the lowest first.
+fn put_number(out: &mut Vec<u8>, mut number: u32) {
+    while number >= 0x80 {
+        out.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
 }
 
 /// Writes a name, cut to its maximum length. Others than printable ASCII characters become question marks.
@@ -230,16 +251,25 @@ impl Reader<'_> {
         Ok(u8::from_le_bytes(self.array()?))
     }
 
-    fn u16(&mut self) -> Result<u16, ViewError> {
-        Ok(u16::from_le_bytes(self.array()?))
-    }
-
     fn u32(&mut self) -> Result<u32, ViewError> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
     fn u64(&mut self) -> Result<u64, ViewError> {
         Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    /// What [`put_number`] wrote.
+    fn number(&mut self) -> Result<u32, ViewError> {
+        let mut number = 0_u64;
+        for shift in (0..u32::BITS).step_by(7) {
+            let byte = self.u8()?;
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return u32::try_from(number).map_err(|_| TOO_LARGE);
+            }
+        }
+        Err(TOO_LARGE)
     }
 
     fn name(&mut self) -> Result<String, ViewError> {
@@ -297,15 +327,42 @@ mod tests {
     }
 
     #[test]
+    fn numbers_of_a_connection_are_read_as_they_were_written() {
+        let of = |number: u32| ConnectionView {
+            outstanding: number,
+            outstanding_for: number,
+            round_trip: number,
+            retransmits: number as u16,
+            ..ConnectionView::default()
+        };
+        let ends = (0..=32).map(|bit| ((1_u64 << bit) - 1) as u32);
+        for number in ends.flat_map(|end| [end, end.wrapping_add(1)]) {
+            let mut bytes = Vec::new();
+            of(number).encode(&mut bytes);
+            assert_eq!(ConnectionView::decode(&mut Reader(&bytes)), Ok(of(number)));
+        }
+        for bytes in [&[0xff, 0xff, 0xff, 0xff, 0x1f][..], &[0x80; 6]] {
+            assert_eq!(Reader(bytes).number(), Err(TOO_LARGE), "{bytes:?}");
+        }
+        let no_end = ViewError("too short");
+        assert_eq!(Reader(&[0x80, 0x80]).number(), Err(no_end));
+    }
+
+    #[test]
     fn view_fits_into_a_packet_whatever_its_names() {
         let mut long = view();
         long.process.host = "\u{e9}<x>".repeat(100);
         long.process.pod = "p".repeat(1000);
         long.devices = vec!["d".repeat(99); 99];
         long.connections.extend(view().connections);
+        for connection in &mut long.connections {
+            (connection.outstanding_for, connection.kibibytes) = (u32::MAX, u32::MAX);
+            (connection.wire, connection.round_trip) = (u32::MAX, u32::MAX);
+        }
         let bytes = long.encode();
         assert!(bytes.len() <= MAX_VIEW_BYTES, "{}", bytes.len());
         let read = View::decode(&bytes).unwrap();
+        assert!((18..MAX_CONNECTIONS).contains(&read.connections.len()), "those that fit");
         assert!(read.process.host.starts_with("??x???x?"), "{}", read.process.host);
     }
 
