@@ -38,7 +38,7 @@ const (
 type cost struct {
 	// Traffic and Processor are ratios of what a job carries, and of its processor time for that, with and without; by pattern.
 	Traffic, Processor map[string][]float64
-	// Watching is the share of the ranks' processor time that the threads take that watch; by pattern.
+	// Watching is the share of a processor that a rank's thread takes that watches; by pattern.
 	Watching map[string][]float64
 	// Datagrams are bytes a second of all ranks of the large job together, with headers of IP.
 	Datagrams float64
@@ -66,7 +66,7 @@ func measureCost(ctx context.Context, out io.Writer, o options) (cost, error) {
 			traffic, processor := with.rate/without.rate, with.processor/without.processor
 			c.Traffic[pattern], c.Processor[pattern] = append(c.Traffic[pattern], traffic), append(c.Processor[pattern], processor)
 			c.Watching[pattern] = append(c.Watching[pattern], with.watching)
-			fmt.Fprintf(out, "cost, %s, %d of %d: %.4f of the traffic, %.3f of the processor time, %.4f of it to watch\n", pattern, round+1, costPairs, traffic, processor, with.watching)
+			fmt.Fprintf(out, "cost, %s, %d of %d: %.4f of the traffic, %.3f of the processor time, %.5f of a processor to watch\n", pattern, round+1, costPairs, traffic, processor, with.watching)
 		}
 	}
 	var err error
@@ -77,8 +77,8 @@ func measureCost(ctx context.Context, out io.Writer, o options) (cost, error) {
 	return c, nil
 }
 
-// A consumption is what a job carries, in bytes a second, its processor time, in seconds for a byte, and the share of that of
-// the threads that watch.
+// A consumption is what a job carries, in bytes a second, its processor time, in seconds for a byte, and the share of a
+// processor that a rank's thread takes that watches.
 type consumption struct{ rate, processor, watching float64 }
 
 func consume(ctx context.Context, o options, l load) (got consumption, err error) {
@@ -120,7 +120,7 @@ func consume(ctx context.Context, o options, l load) (got consumption, err error
 	if err != nil {
 		return got, err
 	}
-	got.watching = (watchedAll - watched).Seconds() / (all - spent).Seconds()
+	got.watching = (watchedAll - watched).Seconds() / time.Since(since).Seconds() / float64(len(j.processes))
 	got.processor = (all - spent).Seconds() / (got.rate * time.Since(since).Seconds())
 	return got, nil
 }
@@ -259,13 +259,13 @@ func countDatagrams(ctx context.Context, o options) (rate float64, err error) {
 func (c cost) write(b *bytes.Buffer) {
 	fmt.Fprintf(b, "\n## What it costs\n\nEach job ran %d times with `EVENKEEL_WATCH=on` and %d times without, in turn, for %s each, one job at a time. The cards limit what\n"+
 		"it carries. Its processor time is that of all ranks, for each byte. Ratios are medians of the pairs, with the smallest and the largest.\n"+
-		"The last column is the share of that time that the threads take that watch.\n\n", costPairs, costPairs, pairTime)
-	table := page.Table{Heading: []string{"Job", "What it carries", "Its processor time", "To watch"}}
+		"Pairs scatter, so the last column has what is measured without one: the share of a processor that a rank's thread takes that watches.\n\n", costPairs, costPairs, pairTime)
+	table := page.Table{Heading: []string{"Job", "What it carries", "Its processor time", "A rank's thread that watches"}}
 	of := func(ratios []float64) string {
 		return fmt.Sprintf("%.3f (%.3f to %.3f)", stats.Median(ratios), slices.Min(ratios), slices.Max(ratios))
 	}
 	percent := func(shares []float64) string {
-		return fmt.Sprintf("%.2f %% (%.2f to %.2f)", 100*stats.Median(shares), 100*slices.Min(shares), 100*slices.Max(shares))
+		return fmt.Sprintf("%.3f %% (%.3f to %.3f)", 100*stats.Median(shares), 100*slices.Min(shares), 100*slices.Max(shares))
 	}
 	for _, pattern := range patterns {
 		table.Add(pattern, of(c.Traffic[pattern]), of(c.Processor[pattern]), percent(c.Watching[pattern]))

@@ -99,7 +99,7 @@ func TestPageCountsWhatWasRightAndSaysWhatWasNot(t *testing.T) {
 		"* path from h2 to h3 (0.1), all-to-all, over the collectives, cost 30 %: h7 is slow",
 		"1.0 hours of jobs in which nobody is to blame had 1 false verdicts",
 		"nobody computes: h1 was named",
-		"1.000 (0.990 to 1.010) | 1.010 (1.000 to 1.020) | 0.15 % (0.10 to 0.20) |",
+		"1.000 (0.990 to 1.010) | 1.010 (1.000 to 1.020) | 0.150 % (0.100 to 0.200) |",
 		"sent 50 KB/s",
 	} {
 		if !strings.Contains(text, want) {
