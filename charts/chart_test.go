@@ -545,6 +545,9 @@ func TestImagesOfChecks(t *testing.T) {
 	if strings.Contains(args(), "--nccl-tests-image") || !strings.Contains(args("--set", "preflight.ncclTestsImage=tests:1"), "--nccl-tests-image=tests:1") {
 		t.Error("--nccl-tests-image does not follow preflight.ncclTestsImage")
 	}
+	if strings.Contains(args(), "--rccl-tests-image") || !strings.Contains(args("--set", "preflight.rcclTestsImage=tests:2"), "--rccl-tests-image=tests:2") {
+		t.Error("--rccl-tests-image does not follow preflight.rcclTestsImage")
+	}
 	if !strings.Contains(args("--set", "imagePullSecrets[0].name=a,imagePullSecrets[1].name=b"), "--image-pull-secrets=a --image-pull-secrets=b") {
 		t.Error("checks do not get the imagePullSecrets")
 	}

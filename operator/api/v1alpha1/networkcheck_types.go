@@ -64,7 +64,7 @@ const (
 
 // RunnerType is the benchmark.
 //
-// +kubebuilder:validation:Enum=Bench;NCCLTests
+// +kubebuilder:validation:Enum=Bench;NCCLTests;RCCLTests
 type RunnerType string
 
 const (
@@ -72,7 +72,12 @@ const (
 	RunnerBench RunnerType = "Bench"
 	// RunnerNCCLTests is NVIDIA's nccl-tests.
 	RunnerNCCLTests RunnerType = "NCCLTests"
+	// RunnerRCCLTests is AMD's rccl-tests, which have the programs and options of nccl-tests.
+	RunnerRCCLTests RunnerType = "RCCLTests"
 )
+
+// UsesGPUs reports whether the benchmark is over the memory of GPUs.
+func (r RunnerType) UsesGPUs() bool { return r == RunnerNCCLTests || r == RunnerRCCLTests }
 
 // Launcher starts the benchmark's processes.
 //
@@ -159,7 +164,7 @@ type NodeSet struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.stages) || !self.stages.exists(s, s == 'Rails') || (has(self.rails) && (!has(self.runner) || !has(self.runner.type) || self.runner.type == 'Bench'))",message="stage Rails needs rails, the number of devices of a node, and the runner Bench"
 // +kubebuilder:validation:XValidation:rule="!has(self.stages) || !self.stages.exists(s, s == 'RDMA') || !has(self.runner) || !has(self.runner.type) || self.runner.type == 'Bench'",message="stage RDMA needs the runner Bench"
 // +kubebuilder:validation:XValidation:rule="!has(self.stages) || !(self.stages.exists(s, s == 'Rails' || s == 'Gang')) || self.stages.exists(s, s == 'Pairs')",message="stages Rails and Gang work with what stage Pairs found: name Pairs too"
-// +kubebuilder:validation:XValidation:rule="!has(self.sweep) || !has(self.sweep.collective) || self.sweep.collective == 'AllReduce' || (has(self.runner) && has(self.runner.type) && self.runner.type == 'NCCLTests')",message="the runner Bench has the collective AllReduce only: for another one, name the runner NCCLTests"
+// +kubebuilder:validation:XValidation:rule="!has(self.sweep) || !has(self.sweep.collective) || self.sweep.collective == 'AllReduce' || (has(self.runner) && has(self.runner.type) && self.runner.type in ['NCCLTests', 'RCCLTests'])",message="the runner Bench has the collective AllReduce only: for another one, name the runner NCCLTests or RCCLTests"
 type CheckOptions struct {
 	// stages to run. The order of the list does not matter. Default: Capacity, Local, Pairs.
 	// +optional
@@ -236,13 +241,13 @@ type CheckOptions struct {
 // RunnerSpec is the benchmark and its launcher.
 //
 // +kubebuilder:validation:MinProperties=1
-// +kubebuilder:validation:XValidation:rule="!has(self.type) || self.type != 'NCCLTests' || has(self.gpusPerNode)",message="the runner NCCLTests needs gpusPerNode"
-// +kubebuilder:validation:XValidation:rule="!has(self.gpusPerNode) || (has(self.type) && self.type == 'NCCLTests')",message="gpusPerNode goes with the runner NCCLTests, which has to be named: the runner Bench uses no GPU"
+// +kubebuilder:validation:XValidation:rule="!has(self.type) || self.type == 'Bench' || has(self.gpusPerNode)",message="a runner that uses GPUs needs gpusPerNode"
+// +kubebuilder:validation:XValidation:rule="!has(self.gpusPerNode) || (has(self.type) && self.type != 'Bench')",message="gpusPerNode goes with the runners NCCLTests and RCCLTests, which have to be named: the runner Bench uses no GPU"
 type RunnerSpec struct {
-	// type is the benchmark: Bench or NCCLTests. Default: NCCLTests, with all GPUs of the node that has the fewest, where Evenkeel was
-	// installed with an image of it and every node that is tested offers whole GPUs of NVIDIA's; else Bench. It is chosen when the check
-	// starts, and is then in status.runner. Bench it is too with an image of one's own, busyNodes Test, the stages RDMA and Rails, and
-	// with fewer than two GPUs for the stage Local.
+	// type is the benchmark: Bench, NCCLTests or RCCLTests. Default: NCCLTests, with all GPUs of the node that has the fewest, where
+	// Evenkeel was installed with an image of it and every node that is tested offers whole GPUs of NVIDIA's; RCCLTests where that is so
+	// of AMD's; else Bench. It is chosen when the check starts, and is then in status.runner. Bench it is too with an image of one's own,
+	// busyNodes Test, the stages RDMA and Rails, and with fewer than two GPUs for the stage Local.
 	// +optional
 	Type RunnerType `json:"type,omitempty"`
 
@@ -258,7 +263,7 @@ type RunnerSpec struct {
 	// +kubebuilder:default=Auto
 	Launcher Launcher `json:"launcher,omitempty"`
 
-	// gpusPerNode is how many GPUs of each node nccl-tests uses.
+	// gpusPerNode is how many GPUs of each node nccl-tests or rccl-tests use.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=64
@@ -291,6 +296,15 @@ type RunnerSpec struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	ImagePullSecrets []corev1.LocalObjectReference `json:"imagePullSecrets,omitempty"`
+
+	// supplementalGroups are further groups of the benchmark's processes: for AMD's GPUs, the group that owns /dev/kfd and
+	// /dev/dri/renderD* on the nodes, where these are not open to every user.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:Minimum=1
+	// +kubebuilder:validation:items:Maximum=2147483647
+	SupplementalGroups []int64 `json:"supplementalGroups,omitempty"`
 
 	// runtimeClassName of the pods, such as nvidia where that is not the nodes' default.
 	// +optional

@@ -50,12 +50,12 @@ const (
 
 type controllerRole struct {
 	process
-	elect, jobKeys                                                         bool
-	electionID, defaultProfile, benchImage, ncclTestsImage, reductionImage string
-	webhookConfiguration, gateBinding                                      string
-	checkPriorityClass                                                     string
-	reportAddress                                                          string
-	imagePullSecrets                                                       []string
+	elect, jobKeys                                                                         bool
+	electionID, defaultProfile, benchImage, ncclTestsImage, rcclTestsImage, reductionImage string
+	webhookConfiguration, gateBinding                                                      string
+	checkPriorityClass                                                                     string
+	reportAddress                                                                          string
+	imagePullSecrets                                                                       []string
 }
 
 func controllerCommand() *cobra.Command {
@@ -81,6 +81,7 @@ func controllerCommand() *cobra.Command {
 	cmd.Flags().StringVar(&c.defaultProfile, "default-profile", "", "file with the NetworkProfile to apply at the start")
 	cmd.Flags().StringVar(&c.benchImage, "bench-image", "", "image with evenkeel-bench, for NetworkChecks that name none")
 	cmd.Flags().StringVar(&c.ncclTestsImage, "nccl-tests-image", "", "image with NVIDIA's nccl-tests, for NetworkChecks with the runner NCCLTests that name none")
+	cmd.Flags().StringVar(&c.rcclTestsImage, "rccl-tests-image", "", "image with AMD's rccl-tests, for NetworkChecks with the runner RCCLTests that name none")
 	cmd.Flags().StringVar(&c.checkPriorityClass, "check-priority-class", "", "PriorityClass of the pods of NetworkChecks, which should give way to all others; none: the cluster's default")
 	cmd.Flags().StringSliceVar(&c.imagePullSecrets, "image-pull-secrets", nil, "names of Secrets of this namespace to pull the images of NetworkChecks with")
 	cmd.Flags().StringVar(&c.reportAddress, "report-bind-address", "0", `where the plugin's reports are received (UDP), such as :9640; "0" turns that off`)
@@ -140,7 +141,7 @@ func (c *controllerRole) run(ctx context.Context) error {
 		return fmt.Errorf("client: %w", err)
 	}
 	use := nodeuse.New(c.namespace, clock.RealClock{})
-	checks := &networkcheck.Reconciler{Namespace: c.namespace, BenchImage: c.benchImage, NCCLTestsImage: c.ncclTestsImage, PriorityClass: c.checkPriorityClass, Use: use, ImagePullSecrets: c.imagePullSecrets, Logs: networkcheck.PodLogs{Clientset: clientset}, Clock: clock.RealClock{}, Poll: checkPoll}
+	checks := &networkcheck.Reconciler{Namespace: c.namespace, BenchImage: c.benchImage, NCCLTestsImage: c.ncclTestsImage, RCCLTestsImage: c.rcclTestsImage, PriorityClass: c.checkPriorityClass, Use: use, ImagePullSecrets: c.imagePullSecrets, Logs: networkcheck.PodLogs{Clientset: clientset}, Clock: clock.RealClock{}, Poll: checkPoll}
 	requests := networkcheckpolicy.NewCheckRequests()
 	evaluator := jobgate.Evaluator{Namespace: c.namespace, Requests: requests, Use: use, Clock: clock.RealClock{}, Poll: kindPoll}
 	controllers := map[string]interface{ SetupWithManager(manager.Manager) error }{

@@ -9,6 +9,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
+// The extended resources of whole GPUs. AMD's device plugin may offer the partitions of GPUs by the same name; RCCL takes each of them
+// as a GPU.
+const (
+	NVIDIA = corev1.ResourceName("nvidia.com/gpu")
+	AMD    = corev1.ResourceName("amd.com/gpu")
+)
+
 // Labels that NVIDIA's GPU feature discovery puts on a node.
 const (
 	presentLabel = "nvidia.com/gpu.present"
@@ -18,7 +25,7 @@ const (
 // resources are the extended resources of accelerators. Devices of other kinds have the same domains, such as nvidia.com/rail0, a
 // network card.
 var resources = []string{
-	"nvidia.com/gpu", "nvidia.com/gpu.shared", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi",
+	string(NVIDIA), "nvidia.com/gpu.shared", string(AMD), "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi",
 	"aws.amazon.com/neuron", "aws.amazon.com/neuroncore", "aws.amazon.com/neurondevice", "google.com/tpu",
 	"volcano.sh/gpu-number", "volcano.sh/vgpu-number",
 }

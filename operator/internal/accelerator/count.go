@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	gpu = "nvidia.com/gpu"
+	gpu = string(NVIDIA)
 	// migStrategyLabel is how the device plugin offers GPUs that are divided. With mixed, the count of whole GPUs includes the divided
 	// ones, which are offered as other resources.
 	migStrategyLabel = "nvidia.com/mig.strategy"

@@ -40,17 +40,25 @@ func Offered(nodes ...*corev1.Node) corev1.ResourceList {
 	return offered
 }
 
-// WholeGPUs is the number of NVIDIA's GPUs that a pod can get of the node undivided and for itself. NCCL takes no parts of GPUs, and no GPU
-// twice.
-func WholeGPUs(node *corev1.Node) int64 {
-	if strings.Contains(node.Labels[productLabel], partOfProduct) {
+// WholeGPUs is the number of GPUs of a kind, [NVIDIA] or [AMD], that a pod can get of the node for itself and, of NVIDIA's, undivided. NCCL
+// takes no parts of GPUs, and no GPU twice.
+func WholeGPUs(node *corev1.Node, kind corev1.ResourceName) int64 {
+	if kind == NVIDIA && (divided(node) || timeSliced(node)) {
 		return 0
 	}
-	if replicas, err := strconv.Atoi(node.Labels[gpu+replicasSuffix]); err == nil && replicas > 1 {
-		return 0
-	}
-	count := ofNode(node)[gpu]
+	count := ofNode(node)[kind]
 	return count.Value()
+}
+
+// divided reports whether parts of NVIDIA's GPUs are offered as if they were whole.
+func divided(node *corev1.Node) bool {
+	return strings.Contains(node.Labels[productLabel], partOfProduct)
+}
+
+// timeSliced reports whether each of NVIDIA's GPUs is offered several times.
+func timeSliced(node *corev1.Node) bool {
+	replicas, err := strconv.Atoi(node.Labels[gpu+replicasSuffix])
+	return err == nil && replicas > 1
 }
 
 func ofNode(node *corev1.Node) corev1.ResourceList {

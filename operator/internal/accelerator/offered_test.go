@@ -25,12 +25,20 @@ func TestAcceleratorWholeGPUs(t *testing.T) {
 		"shared by another name":  {nil, "nvidia.com/gpu.shared", 0},
 		"divided":                 {map[string]string{"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"}, "nvidia.com/gpu", 0},
 		"divided, mixed":          {nil, "nvidia.com/mig-1g.10gb", 0},
-		"AMD's":                   {nil, "amd.com/gpu", 0},
+		"AMD's":                   {nil, "amd.com/gpu", 8},
+		"AMD's, partitions":       {nil, "amd.com/cpx_nps4", 0},
+		"Intel's":                 {nil, "gpu.intel.com/xe", 0},
 		"none":                    {nil, "cpu", 0},
 	} {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: test.labels}, Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{test.resource: resource.MustParse("8")}}}
-		if got := WholeGPUs(node); got != test.want {
-			t.Errorf("%s: %d, want %d", name, got, test.want)
+		for _, kind := range []corev1.ResourceName{NVIDIA, AMD} {
+			want := test.want
+			if kind != test.resource {
+				want = 0
+			}
+			if got := WholeGPUs(node, kind); got != want {
+				t.Errorf("%s: %d of %s, want %d", name, got, kind, want)
+			}
 		}
 	}
 }

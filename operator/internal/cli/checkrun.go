@@ -74,10 +74,10 @@ Interrupting the wait does not stop the check.`,
 	flags.StringSliceVar(&f.stages, "stage", nil, "stages to run: Capacity, Local, RDMA, Pairs, Rails, Gang (default: Capacity,Local,Pairs)")
 	flags.StringVar(&f.busyNodes, "busy-nodes", "", "nodes whose accelerators somebody uses: Skip them, or Test them and disturb their users (default: Skip)")
 	flags.StringVar(&f.profile, "profile", "", "NetworkProfile whose plugin is tested (default: default)")
-	flags.StringVar(&f.runner, "runner", "", "Bench, over host memory, or NCCLTests, over GPUs (default: NCCLTests where all nodes have GPUs and Evenkeel was installed with an image of it, else Bench)")
+	flags.StringVar(&f.runner, "runner", "", "Bench, over host memory, NCCLTests, over NVIDIA's GPUs, or RCCLTests, over AMD's (default: the one for the GPUs that all nodes have, where Evenkeel was installed with an image of it, else Bench)")
 	flags.StringVar(&f.launcher, "launcher", "", "Auto, IndexedJob or MPIJob (default: Auto)")
 	flags.StringVar(&f.image, "image", "", "image with the benchmark (default: the one for this runner that Evenkeel was installed with)")
-	flags.Int32Var(&f.gpus, "gpus", 0, "GPUs of each node, for NCCLTests")
+	flags.Int32Var(&f.gpus, "gpus", 0, "GPUs of each node, for NCCLTests and RCCLTests")
 	flags.Int32Var(&f.rails, "rails", 0, "network devices of each node, for stage Rails")
 	flags.StringVar(&f.maxBytes, "max-bytes", "", "largest buffer, such as 1Gi (default: 64Mi)")
 	flags.Int32Var(&f.iterations, "iterations", 0, "timed operations of each size (default: 20)")
@@ -117,7 +117,7 @@ func (f *checkFlags) check(namespace string) (*evenkeel.NetworkCheck, error) {
 	spec.Runner = evenkeel.RunnerSpec{Image: f.image}
 	var err error
 	if f.runner != "" {
-		if spec.Runner.Type, err = oneOf("--runner", f.runner, evenkeel.RunnerBench, evenkeel.RunnerNCCLTests); err != nil {
+		if spec.Runner.Type, err = oneOf("--runner", f.runner, evenkeel.RunnerBench, evenkeel.RunnerNCCLTests, evenkeel.RunnerRCCLTests); err != nil {
 			return nil, err
 		}
 	}

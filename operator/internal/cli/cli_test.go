@@ -34,7 +34,7 @@ func TestCommandLineErrorsAreOneLine(t *testing.T) {
 		"check run --nodes=a,b --selector=x=y":     "--nodes and --selector: one of them",
 		"check run --selector=x~y":                 `--selector "x~y"`,
 		"check run --stage=Fast":                   `--stage "Fast": want Capacity, Local, RDMA, Pairs, Rails, Gang`,
-		"check run --runner=iperf":                 `--runner "iperf": want Bench, NCCLTests`,
+		"check run --runner=iperf":                 `--runner "iperf": want Bench, NCCLTests, RCCLTests`,
 		"check run --launcher=ssh":                 `--launcher "ssh"`,
 		"check run --min-bandwidth=fast":           `--min-bandwidth "fast": want a number`,
 		"check run --min-bandwidth=-1G":            `--min-bandwidth "-1G"`,

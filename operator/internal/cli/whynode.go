@@ -324,7 +324,7 @@ func (f *nodeFacts) advice(reason string, partners []string) string {
 	case string(pairing.ReasonFallback):
 		return "Another network than the plugin carried the run. Check the profile's delivery (kubectl get networkprofiles) and whether the plugin loads on this node (NCCL_DEBUG=INFO)." + then
 	case preflight.ReasonLocalBroken:
-		return "The benchmark fails inside the node. Check the plugin's delivery, shared memory and, with NCCLTests, the driver of this node." + then
+		return "The benchmark fails inside the node. Check the plugin's delivery, shared memory and, with NCCLTests or RCCLTests, the driver of this node." + then
 	case preflight.ReasonPlugin, string(pairing.ReasonFabricSuspect), string(pairing.ReasonNoPairPassed), string(pairing.ReasonMostNodesFailed):
 		return "Too many nodes have the same problem for this one to be the cause. Check what they have in common: a switch, the profile, the image. Then check them all: kubectl evenkeel check run --wait" + inNamespace(f.system)
 	case preflight.ReasonMissingGPUs:

@@ -55,8 +55,8 @@ type Node struct {
 	Message string           `json:"message,omitempty"`
 	// RDMA is set if the node offers the device that jobs get.
 	RDMA bool `json:"rdma,omitempty"`
-	// GPUs is the number of whole GPUs of NVIDIA's that the node offered when the check started. It is not kept.
-	GPUs int32 `json:"-"`
+	// GPUs are the numbers of whole GPUs that the node offered to runners when the check started. They are not kept.
+	GPUs map[evenkeel.RunnerType]int32 `json:"-"`
 }
 
 // Pool is what is known of a pool besides the check's own nodes.

@@ -41,6 +41,7 @@ const (
 
 	reductionImage = "registry.example.com/evenkeel-reduction-server@sha256:" + zeros
 	ncclTestsImage = "registry.example.com/evenkeel-nccl-tests:1"
+	rcclTestsImage = "registry.example.com/evenkeel-rccl-tests:1"
 )
 
 var scheme = func() *runtime.Scheme {
@@ -66,7 +67,7 @@ type installation struct {
 // newInstallation renders the chart and creates its objects.
 func newInstallation(root, work, binary string) (*installation, error) {
 	objects, err := apiserver.Chart(root, systemNamespace, "--set", "defaultProfile.spec.plugin.image="+image, "--set", "reduction.image="+reductionImage,
-		"--set", "preflight.ncclTestsImage="+ncclTestsImage)
+		"--set", "preflight.ncclTestsImage="+ncclTestsImage, "--set", "preflight.rcclTestsImage="+rcclTestsImage)
 	if err != nil {
 		return nil, err
 	}

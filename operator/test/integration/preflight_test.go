@@ -202,9 +202,10 @@ func TestChecksAfterMPIOperator(t *testing.T) {
 // nodes.
 func TestCheckChoosesRunner(t *testing.T) {
 	pool := map[string]string{"pool": "choice"}
-	offer := func(name, gpus string) {
+	const nvidia, amd = "nvidia.com/gpu", "amd.com/gpu"
+	offer := func(name, kind, gpus string) {
 		t.Helper()
-		patch := fmt.Sprintf(`{"status": {"allocatable": {"nvidia.com/gpu": %[1]q}, "capacity": {"nvidia.com/gpu": %[1]q}}}`, gpus)
+		patch := fmt.Sprintf(`{"status": {"allocatable": {%[1]q: %[2]q}, "capacity": {%[1]q: %[2]q}}}`, kind, gpus)
 		if err := admin.Status().Patch(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, client.RawPatch(types.StrategicMergePatchType, []byte(patch))); err != nil {
 			t.Fatal(err)
 		}
@@ -213,8 +214,8 @@ func TestCheckChoosesRunner(t *testing.T) {
 		newReadyNode(t, name, pool)
 	}
 	newProfile(t, "choice", evenkeel.NetworkProfileSpec{Check: evenkeel.ProfileCheckSpec{Image: "bench:1"}})
-	offer("choice-0", "8")
-	offer("choice-1", "4")
+	offer("choice-0", nvidia, "8")
+	offer("choice-1", nvidia, "4")
 	create := func(nodes ...string) *evenkeel.NetworkCheck {
 		t.Helper()
 		check := newCheck(func(s *evenkeel.NetworkCheckSpec) {
@@ -227,8 +228,8 @@ func TestCheckChoosesRunner(t *testing.T) {
 		remove(t, check)
 		return check
 	}
-	// The pods of a check's run: image and GPUs.
-	runs := func(check *evenkeel.NetworkCheck) (image, gpus string) {
+	// The pods of a check's run: image and GPUs of a kind.
+	runs := func(check *evenkeel.NetworkCheck, kind corev1.ResourceName) (image, gpus string) {
 		t.Helper()
 		eventually(t, "the check runs a Job", func(ctx context.Context) (bool, error) {
 			var list batchv1.JobList
@@ -237,7 +238,7 @@ func TestCheckChoosesRunner(t *testing.T) {
 				return false, err
 			}
 			c := list.Items[0].Spec.Template.Spec.Containers[0]
-			limit := c.Resources.Limits["nvidia.com/gpu"]
+			limit := c.Resources.Limits[kind]
 			image, gpus = c.Image, limit.String()
 			return true, admin.Get(ctx, client.ObjectKeyFromObject(check), check)
 		})
@@ -251,16 +252,28 @@ func TestCheckChoosesRunner(t *testing.T) {
 		})
 	}
 	onGPUs := create("choice-0", "choice-1")
-	if image, gpus := runs(onGPUs); image != ncclTestsImage || gpus != "4" {
+	if image, gpus := runs(onGPUs, nvidia); image != ncclTestsImage || gpus != "4" {
 		t.Errorf("on nodes with GPUs: %s with %s GPUs", image, gpus)
 	}
 	status(onGPUs, evenkeel.RunnerNCCLTests)
-	if image, gpus := runs(create("choice-1", "choice-2")); image != "bench:1" || gpus != "0" {
+	if image, gpus := runs(create("choice-1", "choice-2"), nvidia); image != "bench:1" || gpus != "0" {
 		t.Errorf("with a node without GPUs: %s with %s GPUs", image, gpus)
 	}
+	for _, name := range []string{"choice-5", "choice-6"} {
+		newReadyNode(t, name, pool)
+		offer(name, amd, "8")
+	}
+	onAMD := create("choice-5", "choice-6")
+	if image, gpus := runs(onAMD, amd); image != rcclTestsImage || gpus != "8" {
+		t.Errorf("on nodes with AMD's GPUs: %s with %s of them", image, gpus)
+	}
+	status(onAMD, evenkeel.RunnerRCCLTests)
+	if image, _ := runs(create("choice-1", "choice-5"), amd); image != "bench:1" {
+		t.Errorf("on nodes with GPUs of both: %s", image)
+	}
 	// The nodes lose their GPUs, the controller its memory, and the check its Job.
-	offer("choice-0", "0")
-	offer("choice-1", "0")
+	offer("choice-0", nvidia, "0")
+	offer("choice-1", nvidia, "0")
 	if err := install.controller.stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -271,7 +284,7 @@ func TestCheckChoosesRunner(t *testing.T) {
 	if install.controller, err = install.startController(); err != nil {
 		t.Fatal(err)
 	}
-	if image, gpus := runs(onGPUs); image != ncclTestsImage || gpus != "4" {
+	if image, gpus := runs(onGPUs, nvidia); image != ncclTestsImage || gpus != "4" {
 		t.Errorf("after a restart: %s with %s GPUs", image, gpus)
 	}
 	status(onGPUs, evenkeel.RunnerNCCLTests)

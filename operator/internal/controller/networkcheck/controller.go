@@ -71,8 +71,8 @@ type Reconciler struct {
 	// Namespace is the one whose checks run: its administrators may run images on any node. Checks in other namespaces end
 	// with the reason WrongNamespace.
 	Namespace string
-	// BenchImage and NCCLTestsImage are the images of the two runners for checks that name none.
-	BenchImage, NCCLTestsImage string
+	// BenchImage, NCCLTestsImage and RCCLTestsImage are the images of the runners for checks that name none.
+	BenchImage, NCCLTestsImage, RCCLTestsImage string
 	// ImagePullSecrets are the names of the Secrets to pull the runner's image with.
 	ImagePullSecrets []string
 	// PriorityClass is that of the checks' pods; empty: the cluster's default.
@@ -214,10 +214,21 @@ func (c *Reconciler) loadReport(ctx context.Context, check *jobs.Check) (*report
 
 // defaultImage is the image of a runner for checks that name none, and the chart's value for it.
 func (c *Reconciler) defaultImage(runner evenkeel.RunnerType) (image, value string) {
-	if runner == evenkeel.RunnerNCCLTests {
+	switch runner {
+	case evenkeel.RunnerNCCLTests:
 		return c.NCCLTestsImage, "preflight.ncclTestsImage"
+	case evenkeel.RunnerRCCLTests:
+		return c.RCCLTestsImage, "preflight.rcclTestsImage"
 	}
 	return c.BenchImage, "preflight.benchImage"
+}
+
+// installedGPURunners are the runners that use GPUs and that the installation has an image of.
+func (c *Reconciler) installedGPURunners() []evenkeel.RunnerType {
+	return slices.DeleteFunc([]evenkeel.RunnerType{evenkeel.RunnerNCCLTests, evenkeel.RunnerRCCLTests}, func(r evenkeel.RunnerType) bool {
+		image, _ := c.defaultImage(r)
+		return image == ""
+	})
 }
 
 // imageOf is the image of the runs: the check's own, else the profile's, else the installation's.
@@ -250,7 +261,7 @@ func (c *Reconciler) createReport(ctx context.Context, check *jobs.Check) (*repo
 		return nil, err
 	}
 	runner := &check.Options.Runner
-	runner.Type, runner.GPUsPerNode = preflight.ChooseRunner(check.Options, c.NCCLTestsImage != "", nodes)
+	runner.Type, runner.GPUsPerNode = preflight.ChooseRunner(check.Options, c.installedGPURunners(), nodes)
 	image := c.imageOf(*runner, profile)
 	if image == "" {
 		_, value := c.defaultImage(check.Options.Runner.Type)
@@ -262,7 +273,11 @@ func (c *Reconciler) createReport(ctx context.Context, check *jobs.Check) (*repo
 		return nil, err
 	}
 	if launcher == "" {
-		return nil, c.setNotRunnable(ctx, check.Object, "NoMPIJob", "the cluster serves no MPIJob (kubeflow.org/v2beta1): install the mpi-operator, or set runner.launcher to IndexedJob; an image of nccl-tests then needs them in "+jobs.WithoutMPIRun)
+		why := "the cluster serves no MPIJob (kubeflow.org/v2beta1): install the mpi-operator, or set runner.launcher to IndexedJob"
+		if tests, ok := jobs.GPURunners[runner.Type]; ok {
+			why += "; the image then needs the programs in " + tests.WithoutMPIRun
+		}
+		return nil, c.setNotRunnable(ctx, check.Object, "NoMPIJob", why)
 	}
 	if why := rdmaProblem(check, profile, launcher); why != "" {
 		return nil, c.setNotRunnable(ctx, check.Object, "NoRDMA", why)
@@ -307,10 +322,15 @@ func rdmaProblem(check *jobs.Check, profile *evenkeel.NetworkProfile, launcher e
 }
 
 // resolveLauncher resolves Auto. It returns "" if the cluster lacks the launcher that was requested, or that the image is for:
-// nccl-tests of other images may be linked with an MPI that needs mpirun.
+// nccl-tests and rccl-tests of other images may be linked with an MPI that needs mpirun. The installation's image of rccl-tests has no
+// mpirun.
 func (c *Reconciler) resolveLauncher(ctx context.Context, namespace string, runner evenkeel.RunnerSpec) (evenkeel.Launcher, error) {
-	if runner.Launcher == evenkeel.LauncherIndexedJob {
+	installed, _ := c.defaultImage(runner.Type)
+	switch {
+	case runner.Launcher == evenkeel.LauncherIndexedJob:
 		return runner.Launcher, nil
+	case runner.Launcher == evenkeel.LauncherAuto && runner.Type == evenkeel.RunnerRCCLTests && runner.Image == installed:
+		return evenkeel.LauncherIndexedJob, nil
 	}
 	// A mapper remembers kinds that the cluster has not served since the mpi-operator was removed.
 	_, err := c.listMPIJobs(ctx, client.InNamespace(namespace), client.Limit(1))
@@ -319,7 +339,7 @@ func (c *Reconciler) resolveLauncher(ctx context.Context, namespace string, runn
 		return evenkeel.LauncherMPIJob, nil
 	case !isUnserved(err):
 		return "", fmt.Errorf("discover MPIJob: %w", err)
-	case runner.Launcher == evenkeel.LauncherMPIJob, runner.Type == evenkeel.RunnerNCCLTests && runner.Image != c.NCCLTestsImage:
+	case runner.Launcher == evenkeel.LauncherMPIJob, runner.Type.UsesGPUs() && runner.Image != installed:
 		return "", nil
 	}
 	return evenkeel.LauncherIndexedJob, nil
@@ -375,7 +395,10 @@ func (c *Reconciler) selectNodes(ctx context.Context, check *jobs.Check) ([]pref
 			offered := node.Status.Allocatable[corev1.ResourceName(device.Resource)]
 			n.RDMA = offered.Sign() > 0
 		}
-		n.GPUs = int32(accelerator.WholeGPUs(node))
+		n.GPUs = map[evenkeel.RunnerType]int32{}
+		for runner, tests := range jobs.GPURunners {
+			n.GPUs[runner] = int32(accelerator.WholeGPUs(node, tests.GPU))
+		}
 		nodes = append(nodes, n)
 	}
 	for _, name := range names {

@@ -32,12 +32,26 @@ var bench = evenkeel.CheckOptions{Runner: evenkeel.RunnerSpec{Type: evenkeel.Run
 
 // TestImageOfRunner: each runner has an image of its own for checks that name none, and a value of the chart.
 func TestImageOfRunner(t *testing.T) {
-	c := &Reconciler{BenchImage: "bench:1", NCCLTestsImage: "nccl-tests:1"}
+	c := &Reconciler{BenchImage: "bench:1", NCCLTestsImage: "nccl-tests:1", RCCLTestsImage: "rccl-tests:1"}
 	for runner, want := range map[evenkeel.RunnerType][2]string{
 		evenkeel.RunnerBench: {"bench:1", "preflight.benchImage"}, evenkeel.RunnerNCCLTests: {"nccl-tests:1", "preflight.ncclTestsImage"},
+		evenkeel.RunnerRCCLTests: {"rccl-tests:1", "preflight.rcclTestsImage"},
 	} {
 		if image, value := c.defaultImage(runner); image != want[0] || value != want[1] {
 			t.Errorf("%s: %s of %s, want %s", runner, image, value, want)
+		}
+	}
+	// Checks choose among those on GPUs that have an image.
+	for _, test := range []struct {
+		nccl, rccl string
+		want       []evenkeel.RunnerType
+	}{
+		{"", "", nil}, {"n", "", []evenkeel.RunnerType{evenkeel.RunnerNCCLTests}}, {"", "r", []evenkeel.RunnerType{evenkeel.RunnerRCCLTests}},
+		{"n", "r", []evenkeel.RunnerType{evenkeel.RunnerNCCLTests, evenkeel.RunnerRCCLTests}},
+	} {
+		c := &Reconciler{BenchImage: "bench:1", NCCLTestsImage: test.nccl, RCCLTestsImage: test.rccl}
+		if got := c.installedGPURunners(); !slices.Equal(got, test.want) {
+			t.Errorf("images %q and %q: %v, want %v", test.nccl, test.rccl, got, test.want)
 		}
 	}
 }
@@ -148,7 +162,7 @@ func TestBlockingReason(t *testing.T) {
 
 func TestResolveLauncher(t *testing.T) {
 	lists := func(err error) *Reconciler {
-		return &Reconciler{NCCLTestsImage: "nccl-tests:1", live: fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
+		return &Reconciler{NCCLTestsImage: "nccl-tests:1", RCCLTestsImage: "rccl-tests:1", live: fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
 			List: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) error { return err },
 		}).Build()}
 	}
@@ -169,6 +183,10 @@ func TestResolveLauncher(t *testing.T) {
 			// That of the installation has nccl-tests for Indexed Jobs. Others may have them with an MPI that needs mpirun.
 			{evenkeel.RunnerNCCLTests, evenkeel.LauncherAuto, evenkeel.LauncherIndexedJob, evenkeel.LauncherMPIJob, "nccl-tests:1"},
 			{evenkeel.RunnerNCCLTests, evenkeel.LauncherAuto, "", evenkeel.LauncherMPIJob, "others:1"},
+			// That of the installation has rccl-tests for Indexed Jobs only.
+			{evenkeel.RunnerRCCLTests, evenkeel.LauncherAuto, evenkeel.LauncherIndexedJob, evenkeel.LauncherIndexedJob, "rccl-tests:1"},
+			{evenkeel.RunnerRCCLTests, evenkeel.LauncherMPIJob, "", evenkeel.LauncherMPIJob, "rccl-tests:1"},
+			{evenkeel.RunnerRCCLTests, evenkeel.LauncherAuto, "", evenkeel.LauncherMPIJob, "nccl-tests:1"},
 			{evenkeel.RunnerNCCLTests, evenkeel.LauncherIndexedJob, evenkeel.LauncherIndexedJob, evenkeel.LauncherIndexedJob, "others:1"},
 		} {
 			runner := evenkeel.RunnerSpec{Type: test.kind, Launcher: test.asked, Image: test.image}

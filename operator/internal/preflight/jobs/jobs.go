@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/accelerator"
 	"evenkeel.dev/evenkeel/operator/internal/inject"
 	"evenkeel.dev/evenkeel/operator/internal/preflight"
 )
@@ -33,9 +34,6 @@ const (
 	localMaxBytes = 4 << 20
 	// masterPort is the port of rank 0. Each pod has an address of its own.
 	masterPort = 29500
-	gpuName    = corev1.ResourceName("nvidia.com/gpu")
-	// WithoutMPIRun is the folder of nccl-tests that are linked with Evenkeel's functions of MPI, in images for Indexed Jobs.
-	WithoutMPIRun = "/opt/evenkeel/nccl-tests"
 	// mpiTimeoutEnv is how many seconds they wait for each other.
 	mpiTimeoutEnv = "EVENKEEL_MPI_TIMEOUT"
 )
@@ -119,7 +117,7 @@ func (c Check) Job(w preflight.PlannedRun, accelerators corev1.ResourceList) (*b
 			{Name: "MASTER_PORT", Value: strconv.Itoa(masterPort)},
 		}
 	}
-	if c.Options.Runner.Type == evenkeel.RunnerNCCLTests {
+	if c.Options.Runner.Type.UsesGPUs() {
 		environment = append(environment, corev1.EnvVar{Name: mpiTimeoutEnv, Value: strconv.Itoa(c.rankTimeout())})
 	}
 	template, err := c.podTemplate(name, w, evenkeel.RoleRank, c.benchmarkCommand(w, evenkeel.LauncherIndexedJob), environment, accelerators)
@@ -207,7 +205,7 @@ func (c Check) slots() int {
 // their logs are read.
 func (c Check) rankTimeout() int { return int(max(5, *c.Options.RunTimeoutSeconds/2)) }
 
-// benchmarkCommand is the command of a rank. In an Indexed Job, a node's GPUs are those of one process of nccl-tests.
+// benchmarkCommand is the command of a rank. In an Indexed Job, a node's GPUs are those of one process of nccl-tests or rccl-tests.
 func (c Check) benchmarkCommand(w preflight.PlannedRun, launcher evenkeel.Launcher) []string {
 	sweep := c.Options.Sweep
 	from, to := *sweep.MinBytes, *sweep.MaxBytes
@@ -215,10 +213,10 @@ func (c Check) benchmarkCommand(w preflight.PlannedRun, launcher evenkeel.Launch
 		from, to = min(from, localMaxBytes), min(to, localMaxBytes)
 	}
 	sizes := []string{"-b", strconv.FormatInt(from, 10), "-e", strconv.FormatInt(to, 10), "-f", "4", "-n", strconv.Itoa(int(*sweep.Iterations)), "-w", "2", "-c", "1"}
-	if c.Options.Runner.Type == evenkeel.RunnerNCCLTests {
-		program, gpus := ncclTestsPrograms[sweep.Collective], 1
+	if c.Options.Runner.Type.UsesGPUs() {
+		program, gpus := gpuPrograms[sweep.Collective], 1
 		if launcher == evenkeel.LauncherIndexedJob {
-			program, gpus = WithoutMPIRun+"/"+program, c.slots()
+			program, gpus = GPURunners[c.Options.Runner.Type].WithoutMPIRun+"/"+program, c.slots()
 		}
 		return append([]string{program}, append(sizes, "-g", strconv.Itoa(gpus))...)
 	}
@@ -239,12 +237,6 @@ func (c Check) benchmarkCommand(w preflight.PlannedRun, launcher evenkeel.Launch
 // isSingleNode reports whether the run is within one node.
 func isSingleNode(w preflight.PlannedRun) bool {
 	return w.Stage == evenkeel.StageLocal || w.Stage == evenkeel.StageRDMA
-}
-
-var ncclTestsPrograms = map[evenkeel.Collective]string{
-	evenkeel.CollectiveAllReduce: "all_reduce_perf", evenkeel.CollectiveAllGather: "all_gather_perf",
-	evenkeel.CollectiveReduceScatter: "reduce_scatter_perf", evenkeel.CollectiveAllToAll: "alltoall_perf",
-	evenkeel.CollectiveBroadcast: "broadcast_perf", evenkeel.CollectiveReduce: "reduce_perf", evenkeel.CollectiveSendRecv: "sendrecv_perf",
 }
 
 // podTemplate returns a pod that fits the restricted standard, for one of the nodes, with the plugin as training pods get it.
@@ -270,7 +262,7 @@ func (c Check) podTemplate(run string, w preflight.PlannedRun, role string, comm
 	if resources.Limits == nil {
 		resources.Limits = corev1.ResourceList{}
 	}
-	if runner.Type == evenkeel.RunnerNCCLTests {
+	if runner.Type.UsesGPUs() {
 		// NCCL logs at this level which network it uses.
 		environment = append(environment, corev1.EnvVar{Name: "NCCL_DEBUG", Value: "INFO"})
 		if w.Stage == evenkeel.StageLocal {
@@ -279,7 +271,7 @@ func (c Check) podTemplate(run string, w preflight.PlannedRun, role string, comm
 		volumes = append(volumes, corev1.Volume{Name: "shm", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}})
 		mounts = append(mounts, corev1.VolumeMount{Name: "shm", MountPath: "/dev/shm"})
 		if role == evenkeel.RoleRank {
-			resources.Limits[gpuName] = *resource.NewQuantity(int64(c.slots()), resource.DecimalSI)
+			resources.Limits[GPURunners[runner.Type].GPU] = *resource.NewQuantity(int64(c.slots()), resource.DecimalSI)
 		}
 	}
 	for name, count := range accelerators {
@@ -293,7 +285,7 @@ func (c Check) podTemplate(run string, w preflight.PlannedRun, role string, comm
 			RuntimeClassName: runner.RuntimeClassName,
 			RestartPolicy:    corev1.RestartPolicyNever, AutomountServiceAccountToken: &no, EnableServiceLinks: &no,
 			TerminationGracePeriodSeconds: new(int64), PriorityClassName: c.PriorityClass,
-			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
+			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}, SupplementalGroups: slices.Clone(runner.SupplementalGroups)},
 			Affinity:        &corev1.Affinity{NodeAffinity: nodeAffinityTo(w.Nodes)},
 			Tolerations:     Tolerations(runner.Tolerations),
 			Volumes:         volumes,
@@ -358,8 +350,8 @@ func nodeAffinityTo(nodes []string) *corev1.NodeAffinity {
 // Evenkeel's own, and that of the shipped NodeReadinessRule.
 func Tolerations(own []corev1.Toleration) []corev1.Toleration {
 	return append([]corev1.Toleration{
-		{Key: string(gpuName), Operator: corev1.TolerationOpExists},
-		{Key: "amd.com/gpu", Operator: corev1.TolerationOpExists},
+		{Key: string(accelerator.NVIDIA), Operator: corev1.TolerationOpExists},
+		{Key: string(accelerator.AMD), Operator: corev1.TolerationOpExists},
 		{Key: evenkeel.HealthKey, Operator: corev1.TolerationOpExists},
 		{Key: evenkeel.ReadinessTaintKey, Operator: corev1.TolerationOpExists},
 	}, own...)

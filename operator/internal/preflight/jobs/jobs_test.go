@@ -224,6 +224,41 @@ func TestNCCLTestsInAnIndexedJob(t *testing.T) {
 	}
 }
 
+// rccl-tests have the programs and options of nccl-tests, and use AMD's GPUs. They lie in a folder of their own.
+func TestRCCLTestsRequestGPUsOfAMD(t *testing.T) {
+	gpus := int32(8)
+	c := check(func(n *evenkeel.NetworkCheck) {
+		n.Spec.Runner = evenkeel.RunnerSpec{Type: evenkeel.RunnerRCCLTests, Image: "tests", GPUsPerNode: &gpus, SupplementalGroups: []int64{109}}
+		n.Spec.Sweep.Collective = evenkeel.CollectiveAllToAll
+	})
+	job, err := c.Job(pair, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	container := job.Spec.Template.Spec.Containers[0]
+	command := strings.Join(container.Command, " ")
+	if !strings.HasPrefix(command, "/opt/evenkeel/rccl-tests/alltoall_perf -b 1048576 ") || !strings.HasSuffix(command, " -g 8") {
+		t.Error(command)
+	}
+	amd, nvidia := container.Resources.Limits["amd.com/gpu"], container.Resources.Limits["nvidia.com/gpu"]
+	if amd.Value() != 8 || !nvidia.IsZero() {
+		t.Errorf("%v GPUs of AMD's and %v of NVIDIA's", amd, nvidia)
+	}
+	if groups := job.Spec.Template.Spec.SecurityContext.SupplementalGroups; !slices.Equal(groups, []int64{109}) {
+		t.Errorf("groups %v: the files of the GPUs cannot be opened", groups)
+	}
+	if value(container.Env, "NCCL_DEBUG") != "INFO" || value(container.Env, "EVENKEEL_MPI_TIMEOUT") == "" {
+		t.Errorf("%v", container.Env)
+	}
+	mpiJob, err := c.MPIJob(pair, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := fmt.Sprint(mpiJob.Object); !strings.Contains(text, " -np 16 ") || !strings.Contains(text, " alltoall_perf ") || !strings.Contains(text, "amd.com/gpu:8") || strings.Contains(text, "nvidia.com/gpu:") {
+		t.Error(text)
+	}
+}
+
 // A benchmark that starts its own ranks refuses MASTER_ADDR.
 func TestLocalStageHasNoMaster(t *testing.T) {
 	local := preflight.PlannedRun{Stage: evenkeel.StageLocal, Round: 1, Nodes: []string{"a"}, Device: -1}
