@@ -159,10 +159,10 @@ var (
 	outOfBounds = regexp.MustCompile(`^#\s*Out of bounds values\s*:\s*(\d+) (OK|FAILED)\s*$`)
 	averageBW   = regexp.MustCompile(`^#\s*Avg bus bandwidth\s*:\s*(\S+)\s*(OK|FAILED)?\s*$`)
 	ncclMessage = regexp.MustCompile(`\S*:\d+:\d+ \[-?\d+\] .*NCCL (INFO|WARN|TRACE)`)
-	driverGone  = regexp.MustCompile(`(?i)no CUDA-capable device|driver version is insufficient|libcuda\.so|driver not loaded|Invalid number of GPUs`)
+	driverGone  = regexp.MustCompile(`(?i)no (CUDA|ROCm)-capable device|driver version is insufficient|libcuda\.so|driver not loaded|Invalid number of GPUs|requested GPUs .* is greater than`)
 	usage       = regexp.MustCompile(`^error: (unexpected argument '|unrecognized subcommand '|invalid value '.*' for '-|the following required arguments )`)
 	otherPeer   = regexp.MustCompile(`the peer has (Evenkeel protocol version|version \d+ of the reduction protocol)`)
-	failed      = regexp.MustCompile(`^(error:|# error:)|Test (NCCL|CUDA) failure|NCCL WARN|Invalid number of GPUs`)
+	failed      = regexp.MustCompile(`^(error:|# error:)|Test (NCCL|CUDA|HIP) failure|NCCL WARN|Invalid number of GPUs|requested GPUs .* is greater than`)
 )
 
 // line parses one line. Whole is false for a last line without its end, which may be truncated within a number.

@@ -54,6 +54,7 @@ func TestParseLogs(t *testing.T) {
 		"synthetic-nccl-tests-json.log":        {rows: 3, average: 3.5, peak: 6, networks: []ncclout.Network{{Name: "Evenkeel", Version: 11}}},
 		"synthetic-nccl-tests-fallback.log":    {rows: 3, average: 3.5, peak: 6, networks: []ncclout.Network{{Name: "Socket"}}},
 		"synthetic-nccl-tests-no-driver.log":   {err: "no results; it reports: node-a: Test CUDA failure common.cu:1234 'no CUDA-capable device is detected'", failure: ncclout.FailureDriver},
+		"synthetic-rccl-tests-no-driver.log":   {err: "no results; it reports: node-a: Test HIP failure common.cu:1234 'no ROCm-capable device is detected'", failure: ncclout.FailureDriver},
 		"nccl-tests-no-driver.log":             {err: "no results; it reports: nccl-b4084f-p1-0-worker-0: Test CUDA failure util.cu:674 'CUDA driver version is insufficient for CUDA runtime version'", failure: ncclout.FailureDriver},
 	}
 	files, err := filepath.Glob("testdata/*.log")
