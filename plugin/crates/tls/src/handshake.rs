@@ -9,7 +9,7 @@ use rustls::{
 };
 
 use crate::identity::JobIdentity;
-use crate::record::{HEADER_BYTES, Opener, Sealer};
+use crate::record::{HEADER_BYTES, Opener, Sealer, TrafficKeys};
 
 /// Maximum number of bytes that a handshake takes from the peer, which is not authenticated yet. It needs some 500.
 pub const MAX_HANDSHAKE_BYTES: usize = 4096;
@@ -133,16 +133,34 @@ impl Handshake {
         !self.session.is_handshaking() && !self.session.wants_write()
     }
 
-    /// The two directions of the session.
+    /// The keys of the session.
     ///
     /// # Errors
     /// When the handshake is not complete.
-    pub fn into_session(self) -> Result<(Sealer, Opener), HandshakeError> {
+    pub fn into_session(self) -> Result<Session, HandshakeError> {
         let secrets = self.session.dangerous_extract_secrets()?;
         let unknown = || HandshakeError::Invalid("an unknown cipher".to_owned());
-        let sealer = Sealer::new(secrets.tx).ok_or_else(unknown)?;
-        let opener = Opener::new(secrets.rx).ok_or_else(unknown)?;
-        Ok((sealer, opener))
+        let [send, receive] = [secrets.tx, secrets.rx].map(TrafficKeys::new);
+        Ok(Session { send: send.ok_or_else(unknown)?, receive: receive.ok_or_else(unknown)? })
+    }
+}
+
+/// The keys of a session, as one side of it uses them.
+pub struct Session {
+    /// For what this side sends.
+    pub send: TrafficKeys,
+    /// For what the peer sends.
+    pub receive: TrafficKeys,
+}
+
+impl Session {
+    /// Both directions, for records that are made here.
+    ///
+    /// # Errors
+    /// When the keys are no keys of their cipher.
+    pub fn records(&self) -> Result<(Sealer, Opener), HandshakeError> {
+        let ends = Sealer::new(&self.send).zip(Opener::new(&self.receive));
+        ends.ok_or_else(|| HandshakeError::Invalid("keys of a wrong length".to_owned()))
     }
 }
 
@@ -194,7 +212,7 @@ mod tests {
             }
         }
         [connector, listener].map(|end| match end.is_complete() {
-            true => end.into_session(),
+            true => end.into_session().and_then(|session| session.records()),
             false => Err(unfinished()),
         })
     }
@@ -226,7 +244,7 @@ mod tests {
             pass(far.to_send(), &mut near, &mut |_| {}).unwrap();
         }
         let mut theirs = far.session;
-        let (mut sealer, mut opener) = near.into_session().unwrap();
+        let (mut sealer, mut opener) = near.into_session().unwrap().records().unwrap();
         for text in [&b"first"[..], b"the second"] {
             let mut record = vec![0; text.len() + OVERHEAD];
             record[HEADER_BYTES..][..text.len()].copy_from_slice(text);

@@ -41,32 +41,102 @@ pub enum RecordError {
     KeyUsedUp,
 }
 
+/// How records are encrypted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cipher {
+    /// AES-128-GCM.
+    Aes128Gcm,
+    /// AES-256-GCM.
+    Aes256Gcm,
+    /// ChaCha20-Poly1305.
+    ChaCha20Poly1305,
+}
+
+/// The keys of one direction of a session, for a [`Sealer`], an [`Opener`], or the kernel. They are forgotten with it.
+pub struct TrafficKeys {
+    /// Which of the fields below has them.
+    cipher: Cipher,
+    /// The number of the next record.
+    sequence: u64,
+    secrets: ConnectionTrafficSecrets,
+}
+
+impl TrafficKeys {
+    /// `None` for a cipher that this crate does not know.
+    pub(crate) fn new((sequence, secrets): (u64, ConnectionTrafficSecrets)) -> Option<Self> {
+        let cipher = match &secrets {
+            ConnectionTrafficSecrets::Aes128Gcm { .. } => Cipher::Aes128Gcm,
+            ConnectionTrafficSecrets::Aes256Gcm { .. } => Cipher::Aes256Gcm,
+            ConnectionTrafficSecrets::Chacha20Poly1305 { .. } => Cipher::ChaCha20Poly1305,
+            _ => return None,
+        };
+        Some(Self { cipher, sequence, secrets })
+    }
+
+    /// How records are encrypted.
+    pub fn cipher(&self) -> Cipher {
+        self.cipher
+    }
+
+    /// The number of the next record, from 0.
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// The key, of 16 or 32 bytes, and the 12 bytes that nonces are made of (section 5.3).
+    pub fn key_and_iv(&self) -> (&[u8], &[u8]) {
+        match &self.secrets {
+            ConnectionTrafficSecrets::Aes128Gcm { key, iv }
+            | ConnectionTrafficSecrets::Aes256Gcm { key, iv }
+            | ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => (key.as_ref(), iv.as_ref()),
+            // `new` takes no others.
+            _ => (&[], &[]),
+        }
+    }
+}
+
+/// How much a key has encrypted.
+#[derive(Debug, Default)]
+pub struct KeyUse {
+    blocks: u64,
+}
+
+impl KeyUse {
+    /// Counts records that carry so many bytes together.
+    ///
+    /// # Errors
+    /// [`RecordError::KeyUsedUp`]: they may not be sent.
+    pub fn add(&mut self, records: usize, bytes: usize) -> Result<(), RecordError> {
+        // A block more for each record, and one that is not full.
+        self.blocks += 2 * records as u64 + (bytes / BLOCK_BYTES) as u64;
+        if self.blocks > MAX_BLOCKS { Err(RecordError::KeyUsedUp) } else { Ok(()) }
+    }
+}
+
 /// Key, nonces and the limit of one direction.
 struct Direction {
     key: LessSafeKey,
     iv: [u8; IV_BYTES],
     sequence: u64,
-    blocks: u64,
+    used: KeyUse,
 }
 
 impl Direction {
-    fn new((sequence, secrets): (u64, ConnectionTrafficSecrets)) -> Option<Self> {
-        let (algorithm, key, iv) = match &secrets {
-            ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&AES_128_GCM, key, iv),
-            ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (&AES_256_GCM, key, iv),
-            ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => (&CHACHA20_POLY1305, key, iv),
-            _ => return None,
+    fn new(keys: &TrafficKeys) -> Option<Self> {
+        let algorithm = match keys.cipher {
+            Cipher::Aes128Gcm => &AES_128_GCM,
+            Cipher::Aes256Gcm => &AES_256_GCM,
+            Cipher::ChaCha20Poly1305 => &CHACHA20_POLY1305,
         };
-        let key = LessSafeKey::new(UnboundKey::new(algorithm, key.as_ref()).ok()?);
-        Some(Self { key, iv: iv.as_ref().try_into().ok()?, sequence, blocks: 0 })
+        let (key, iv) = keys.key_and_iv();
+        let key = LessSafeKey::new(UnboundKey::new(algorithm, key).ok()?);
+        let sequence = keys.sequence;
+        Some(Self { key, iv: iv.try_into().ok()?, sequence, used: KeyUse::default() })
     }
 
     /// The nonce of the next record (section 5.3). None is used twice.
     fn next_nonce(&mut self, length: usize) -> Result<Nonce, RecordError> {
-        self.blocks += 1 + length.div_ceil(BLOCK_BYTES) as u64;
-        if self.blocks > MAX_BLOCKS {
-            return Err(RecordError::KeyUsedUp);
-        }
+        self.used.add(1, length)?;
         let mut nonce = self.iv;
         for (byte, sequence) in nonce[IV_BYTES - 8..].iter_mut().zip(self.sequence.to_be_bytes()) {
             *byte ^= sequence;
@@ -84,8 +154,9 @@ pub struct Sealer(Direction);
 pub struct Opener(Direction);
 
 impl Sealer {
-    pub(crate) fn new(secrets: (u64, ConnectionTrafficSecrets)) -> Option<Self> {
-        Direction::new(secrets).map(Self)
+    /// `None` for keys that are no keys of their cipher.
+    pub fn new(keys: &TrafficKeys) -> Option<Self> {
+        Direction::new(keys).map(Self)
     }
 
     /// Makes a record of the bytes that were stored in it behind [`HEADER_BYTES`]. Room for the rest of the [`OVERHEAD`]
@@ -116,8 +187,9 @@ impl Sealer {
 }
 
 impl Opener {
-    pub(crate) fn new(secrets: (u64, ConnectionTrafficSecrets)) -> Option<Self> {
-        Direction::new(secrets).map(Self)
+    /// `None` for keys that are no keys of their cipher.
+    pub fn new(keys: &TrafficKeys) -> Option<Self> {
+        Direction::new(keys).map(Self)
     }
 
     /// Opens a whole record in place. Its bytes are then behind [`HEADER_BYTES`]; returns their number.
@@ -168,7 +240,7 @@ mod tests {
     fn direction(algorithm: u8) -> Direction {
         let algorithm = if algorithm == 0 { &CHACHA20_POLY1305 } else { &AES_256_GCM };
         let key = LessSafeKey::new(UnboundKey::new(algorithm, &[7; 32]).unwrap());
-        Direction { key, iv: [9; IV_BYTES], sequence: 0, blocks: 0 }
+        Direction { key, iv: [9; IV_BYTES], sequence: 0, used: KeyUse::default() }
     }
 
     fn record(sealer: &mut Sealer, bytes: &[u8]) -> Vec<u8> {
@@ -212,7 +284,7 @@ mod tests {
     #[test]
     fn key_is_not_used_beyond_its_limit() {
         let (mut sealer, _) = ends(1);
-        sealer.0.blocks = MAX_BLOCKS - 2;
+        sealer.0.used.blocks = MAX_BLOCKS - 3;
         let mut last = vec![0; OVERHEAD];
         assert_eq!(sealer.seal(&mut last), Ok(()));
         assert_eq!(sealer.seal(&mut last), Err(RecordError::KeyUsedUp));

@@ -133,6 +133,11 @@ impl Transport {
                 file.display()
             ));
         }
+        if settings.kernel_tls_missing {
+            log.warn(
+                "evenkeel: EVENKEEL_KTLS=on: the kernel has no TLS, so the processes encrypt themselves: run modprobe tls on the host",
+            );
+        }
         if settings.rdma_left_out && device::host_has_rdma() {
             log.warn(
                 "evenkeel: RDMA is not used: it cannot be encrypted, and EVENKEEL_ENCRYPTION=required (EVENKEEL_RDMA_NETWORK)",

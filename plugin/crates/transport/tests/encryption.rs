@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use evenkeel_transport::{
-    Block, Handle, Listener, MemoryTypes, Nonce, NullLog, NullNotify, RecvConnection,
+    Block, Handle, Listener, Log, MemoryTypes, Nonce, NullLog, NullNotify, RecvConnection,
     SendConnection, Settings, Transport,
 };
 
@@ -28,8 +28,17 @@ fn required() -> (&'static str, String) {
     ("EVENKEEL_ENCRYPTION", "required".to_owned())
 }
 
+/// Whether the kernel is to encrypt, in all these tests: an environment variable, since most kernels lack TLS.
+fn kernel_tls() -> String {
+    std::env::var("EVENKEEL_TEST_KTLS").unwrap_or_else(|_| "off".to_owned())
+}
+
 fn settings(variables: &[(&str, String)]) -> Result<Settings, String> {
-    let defaults = [("NCCL_SOCKET_IFNAME", "lo".to_owned())];
+    let defaults = [
+        ("NCCL_SOCKET_IFNAME", "lo".to_owned()),
+        ("EVENKEEL_TRANSPORT", "tcp".to_owned()),
+        ("EVENKEEL_KTLS", kernel_tls()),
+    ];
     let lookup = |name: &str| {
         let mut all = variables.iter().chain(&defaults);
         all.find(|(known, _)| *known == name).map(|(_, value)| value.clone())
@@ -444,6 +453,34 @@ fn encryption_cannot_be_downgraded() {
     assert!(listener.poll_accept().unwrap().is_none());
 }
 
+/// Keeps warnings.
+#[derive(Default)]
+struct Warnings(Mutex<Vec<String>>);
+
+impl Log for Warnings {
+    fn warn(&self, line: &str) {
+        self.0.lock().unwrap().push(line.to_owned());
+    }
+
+    fn info(&self, _line: &str) {}
+}
+
+/// The processes encrypt themselves then, and say so.
+#[test]
+fn encryption_by_a_kernel_without_tls_is_that_of_the_processes() {
+    let layers = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_ulp").unwrap();
+    let has_tls = layers.split_whitespace().any(|layer| layer == "tls");
+    let variables = [key("5"), required(), ("EVENKEEL_KTLS", "on".to_owned())];
+    let warnings = Arc::new(Warnings::default());
+    let log = Arc::clone(&warnings) as Arc<dyn Log>;
+    let near = Transport::new(settings(&variables).unwrap(), log).unwrap();
+    let listener = listen(&near);
+    let (send, recv) = connect(&near, &listener, listener.address());
+    pass_messages(&send, &recv, &LENGTHS);
+    let warnings = warnings.0.lock().unwrap().join("\n");
+    assert_eq!(warnings.contains("the kernel has no TLS"), !has_tls, "{warnings}");
+}
+
 #[test]
 fn encryption_needs_a_key_and_no_rdma() {
     let error = settings(&[required()]).unwrap_err();
@@ -453,10 +490,11 @@ fn encryption_needs_a_key_and_no_rdma() {
     assert!(error.contains("EVENKEEL_RDMA_NETWORK=trusted"), "{error}");
     let trusted = ("EVENKEEL_RDMA_NETWORK", "trusted".to_owned());
     let status = |variables: &[(&str, String)]| settings(variables).unwrap().encryption_status();
+    let tls = if kernel_tls() == "on" { "TLS 1.3 by the kernel" } else { "TLS 1.3" };
     assert_eq!(
         status(&[required(), key("5"), rdma(), trusted]),
-        "encryption required (TLS 1.3; RDMA in clear over a trusted network)"
+        format!("encryption required ({tls}; RDMA in clear over a trusted network)")
     );
-    assert_eq!(status(&[required(), key("5")]), "encryption required (TLS 1.3)");
+    assert_eq!(status(&[required(), key("5")]), format!("encryption required ({tls})"));
     assert_eq!(status(&[key("5")]), "encryption off");
 }

@@ -11,7 +11,7 @@ ip link set lo up
 mkdir -p /lib/modules "$share"
 mount --bind "$kernel/lib/modules" /lib/modules
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,cache=mmap share "$share"
-modprobe -a veth rdma_rxe rdma_ucm ib_uverbs ib_umad
+modprobe -a veth tls rdma_rxe rdma_ucm ib_uverbs ib_umad
 
 # The first device of each link is even, the second one odd.
 case $topology in

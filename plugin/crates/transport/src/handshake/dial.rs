@@ -233,7 +233,7 @@ impl Dial {
                 *tls = Some(handshake);
                 return Ok(false);
             }
-            handshake.finish(stream)?;
+            handshake.finish(stream, destination.context.settings.kernel_tls)?;
         }
         let is_encrypted = stream.is_encrypted();
         let key = destination.context.settings.job_key.as_ref().filter(|_| !is_encrypted);

@@ -111,10 +111,9 @@ impl TlsHandshake {
         Ok(true)
     }
 
-    /// Encrypts the stream that the handshake was on.
-    pub(super) fn finish(self, stream: &mut Stream) -> Result<(), TlsFailure> {
-        stream.encrypt(self.handshake.into_session()?);
-        Ok(())
+    /// Encrypts the stream that the handshake was on, as [`Stream::encrypt`].
+    pub(super) fn finish(self, stream: &mut Stream, by_kernel: bool) -> Result<(), TlsFailure> {
+        Ok(stream.encrypt(&self.handshake.into_session()?, by_kernel)?)
     }
 }
 

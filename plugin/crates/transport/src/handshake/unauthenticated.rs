@@ -102,7 +102,7 @@ impl HandshakeState {
     }
 
     /// Reads the announcement of encryption, and continues the TLS handshake. Returns whether the stream is encrypted.
-    fn encrypt(&mut self, identity: &JobIdentity) -> Result<bool, Rejection> {
+    fn encrypt(&mut self, identity: &JobIdentity, by_kernel: bool) -> Result<bool, Rejection> {
         let Self { stream: Some(stream), tls, have, hello, .. } = self else { return Ok(false) };
         if stream.is_encrypted() {
             return Ok(true);
@@ -130,7 +130,7 @@ impl HandshakeState {
             *tls = Some(handshake);
             return Ok(false);
         }
-        handshake.finish(stream)?;
+        handshake.finish(stream, by_kernel)?;
         Ok(true)
     }
 
@@ -140,7 +140,7 @@ impl HandshakeState {
         let settings = listening.settings();
         let is_encrypted = match &settings.encryption {
             None => false,
-            Some(identity) if self.encrypt(identity)? => true,
+            Some(identity) if self.encrypt(identity, settings.kernel_tls)? => true,
             Some(_) => return Ok(None),
         };
         let Self { stream: Some(stream), have, hello, challenge, .. } = self else {

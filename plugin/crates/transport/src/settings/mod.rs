@@ -16,11 +16,12 @@ use evenkeel_protocol::{
 };
 
 use evenkeel_tls::JobIdentity;
+use rustix::fs::StatVfsMountFlags;
 
+use crate::sys;
 use name_filter::NameFilter;
 use parse::{addresses, key_in, ports, ranged_or_none};
 use rails::Rails;
-use rustix::fs::StatVfsMountFlags;
 use table::{ENCRYPTION, JOB_KEY, Setting, SettingsError, Variable, ranged, seconds};
 
 /// Minimum bytes of a static share, as in NCCL's socket transport.
@@ -90,6 +91,10 @@ pub struct Settings {
     /// With encryption, and then all TCP connections are encrypted.
     pub(crate) encryption: Option<JobIdentity>,
     trust_rdma: bool,
+    /// With encryption: whether the kernel makes and opens records.
+    pub(crate) kernel_tls: bool,
+    /// Whether it was asked to, and has no TLS.
+    pub(crate) kernel_tls_missing: bool,
     /// Whether it is only for encryption that RDMA is not used.
     pub(crate) rdma_left_out: bool,
     /// Addresses to serve metrics at: the first that is free.
@@ -508,6 +513,22 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     },
     Setting {
         variable: Variable {
+            name: "EVENKEEL_KTLS",
+            meaning: "whether the kernel encrypts and decrypts where encryption is required, so that a network card with TLS offload can do it; it needs the kernel's module tls on the host (docs/encryption.md)",
+            accepts: "on or off",
+            default: "off",
+        },
+        apply: |settings, value| {
+            settings.kernel_tls = match value {
+                "on" => true,
+                "off" => false,
+                _ => return None,
+            };
+            Some(())
+        },
+    },
+    Setting {
+        variable: Variable {
             name: "EVENKEEL_RDMA_NETWORK",
             meaning: "whether RDMA, which Evenkeel cannot encrypt, may carry messages where encryption is required; trusted: the network protects them itself, as with IPsec in the adapters",
             accepts: "untrusted or trusted",
@@ -643,6 +664,8 @@ impl Settings {
             key_file: None,
             require_encryption: false,
             encryption: None,
+            kernel_tls: false,
+            kernel_tls_missing: false,
             trust_rdma: false,
             rdma_left_out: false,
             metrics: Vec::new(),
@@ -665,6 +688,10 @@ impl Settings {
         // Its datagrams go in clear.
         self.watch = false;
         self.encryption = Some(JobIdentity::of(key).map_err(|_| refused(ENCRYPTION))?);
+        if self.kernel_tls {
+            self.kernel_tls = sys::has_kernel_tls();
+            self.kernel_tls_missing = !self.kernel_tls;
+        }
         if self.trust_rdma {
             return Ok(());
         }
@@ -685,7 +712,13 @@ impl Settings {
     pub fn encryption_status(&self) -> &'static str {
         match (&self.encryption, self.transport_mode) {
             (None, _) => "encryption off",
+            (Some(_), TransportMode::Tcp) if self.kernel_tls => {
+                "encryption required (TLS 1.3 by the kernel)"
+            }
             (Some(_), TransportMode::Tcp) => "encryption required (TLS 1.3)",
+            (Some(_), _) if self.kernel_tls => {
+                "encryption required (TLS 1.3 by the kernel; RDMA in clear over a trusted network)"
+            }
             (Some(_), _) => "encryption required (TLS 1.3; RDMA in clear over a trusted network)",
         }
     }

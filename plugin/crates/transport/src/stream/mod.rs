@@ -1,17 +1,19 @@
 //! A TCP connection's bytes, in clear or in a TLS session. Who writes or reads frames need not know which.
 
 mod buffer;
+mod kernel;
 mod reader;
 mod writer;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use evenkeel_tls::{Opener, Sealer};
+use evenkeel_tls::{HandshakeError, Session};
 use socket2::Socket;
 
 use crate::memory::buffers::{RecvBuffer, SendBuffer};
-use crate::sys;
+use crate::sys::{self, KernelTls};
+use kernel::KernelWriter;
 use reader::RecordReader;
 use writer::RecordWriter;
 
@@ -28,15 +30,32 @@ impl Stream {
         Self { socket, send: SendHalf::default(), recv: RecvHalf::default() }
     }
 
-    /// From here on, everything is encrypted.
-    pub(crate) fn encrypt(&mut self, (sealer, opener): (Sealer, Opener)) {
+    /// From here on, everything is encrypted. With `by_kernel`, the kernel does it in the directions in which it can.
+    ///
+    /// # Errors
+    /// When the keys are no keys of their cipher.
+    pub(crate) fn encrypt(
+        &mut self,
+        session: &Session,
+        by_kernel: bool,
+    ) -> Result<(), HandshakeError> {
+        let (sealer, opener) = session.records()?;
         self.send = SendHalf::Records(Box::new(RecordWriter::new(sealer)));
         self.recv = RecvHalf::Records(Box::new(RecordReader::new(opener)));
+        if by_kernel && sys::allow_kernel_tls(&self.socket).is_ok() {
+            if sys::set_kernel_keys(&self.socket, KernelTls::Send, &session.send).is_ok() {
+                self.send = SendHalf::Kernel(Box::default());
+            }
+            if sys::set_kernel_keys(&self.socket, KernelTls::Receive, &session.receive).is_ok() {
+                self.recv = RecvHalf::Kernel;
+            }
+        }
+        Ok(())
     }
 
     /// Whether it is in a TLS session.
     pub(crate) fn is_encrypted(&self) -> bool {
-        matches!(self.send, SendHalf::Records(_))
+        !matches!(self.send, SendHalf::Plain)
     }
 
     /// Sends a part of a handshake. Returns the number of bytes taken, all of them if the socket has room.
@@ -64,6 +83,8 @@ pub(crate) enum SendHalf {
     Plain,
     /// In the records of a TLS session.
     Records(Box<RecordWriter>),
+    /// In records that the kernel makes.
+    Kernel(Box<KernelWriter>),
 }
 
 impl SendHalf {
@@ -90,13 +111,14 @@ impl SendHalf {
         match self {
             Self::Plain => sys::send_frames(socket, frames),
             Self::Records(writer) => writer.send_frames(socket, frames),
+            Self::Kernel(writer) => writer.send_frames(socket, frames),
         }
     }
 
     /// Whether the socket has all bytes that were taken.
     pub(crate) fn is_flushed(&self) -> bool {
         match self {
-            Self::Plain => true,
+            Self::Plain | Self::Kernel(_) => true,
             Self::Records(writer) => writer.is_flushed(),
         }
     }
@@ -107,7 +129,7 @@ impl SendHalf {
     /// As for a write: `WouldBlock` if some is left.
     pub(crate) fn flush(&mut self, socket: &Socket) -> io::Result<()> {
         match self {
-            Self::Plain => Ok(()),
+            Self::Plain | Self::Kernel(_) => Ok(()),
             Self::Records(writer) => writer.flush(socket),
         }
     }
@@ -121,6 +143,8 @@ pub(crate) enum RecvHalf {
     Plain,
     /// In the records of a TLS session. No byte is given out before its record is authenticated.
     Records(Box<RecordReader>),
+    /// In records that the kernel opens. It gives out no byte before its record is authenticated either.
+    Kernel,
 }
 
 impl RecvHalf {
@@ -138,6 +162,7 @@ impl RecvHalf {
         match self {
             Self::Plain => sys::recv_with_header(socket, payload, header),
             Self::Records(reader) => reader.recv_with_header(socket, payload, header),
+            Self::Kernel => kernel::recv_with_header(socket, payload, header),
         }
     }
 
@@ -151,13 +176,14 @@ impl RecvHalf {
         match self {
             Self::Plain => sys::discard(socket, length),
             Self::Records(reader) => reader.discard(socket, length),
+            Self::Kernel => kernel::discard(socket, length),
         }
     }
 
     /// Whether it is known already, without an event of the socket, that the next read fails.
     pub(crate) fn has_failed(&self) -> bool {
         match self {
-            Self::Plain => false,
+            Self::Plain | Self::Kernel => false,
             Self::Records(reader) => reader.has_failed(),
         }
     }
@@ -177,14 +203,14 @@ mod tests {
 
     use evenkeel_protocol::JobKey;
     use evenkeel_testkit::TestRng;
-    use evenkeel_tls::{Handshake, JobIdentity};
+    use evenkeel_tls::{Handshake, JobIdentity, RecordError};
 
     use super::*;
     use crate::connection::base::would_block;
     use crate::memory::block::Block;
 
-    /// Both ends of an encrypted stream.
-    fn pair() -> (Stream, Stream) {
+    /// The keys of both ends of a session.
+    fn sessions() -> (Session, Session) {
         let identity = JobIdentity::of(&JobKey::parse(&"5".repeat(64)).unwrap()).unwrap();
         let mut near = Handshake::connector(&identity).unwrap();
         let mut far = Handshake::listener(&identity).unwrap();
@@ -200,32 +226,85 @@ mod tests {
                 std::mem::swap(&mut near, &mut far);
             }
         }
+        (near.into_session().unwrap(), far.into_session().unwrap())
+    }
+
+    /// Both ends of an encrypted stream.
+    fn pair() -> (Stream, Stream) {
         let (one, other) = UnixStream::pair().unwrap();
+        encrypted(one.into(), other.into(), [false, false])
+    }
+
+    /// As [`pair`], over TCP. The kernel does it at these ends.
+    fn kernel_pair(by_kernel: [bool; 2]) -> (Stream, Stream) {
+        assert!(sys::has_kernel_tls(), "the kernel has no TLS: its module is not loaded");
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (other, _) = listener.accept().unwrap();
+        let [one, other] = [one, other].map(Socket::from);
+        // TCP's own buffers would take all that the tests send.
+        for socket in [&one, &other] {
+            socket.set_send_buffer_size(64 << 10).unwrap();
+            socket.set_recv_buffer_size(64 << 10).unwrap();
+        }
+        let (one, other) = encrypted(one, other, by_kernel);
+        for (stream, by_kernel) in [&one, &other].into_iter().zip(by_kernel) {
+            assert_eq!(matches!(stream.send, SendHalf::Kernel(_)), by_kernel);
+            assert_eq!(matches!(stream.recv, RecvHalf::Kernel), by_kernel);
+        }
+        (one, other)
+    }
+
+    fn encrypted(one: Socket, other: Socket, by_kernel: [bool; 2]) -> (Stream, Stream) {
+        let (near, far) = sessions();
         let [mut one, mut other] = [one, other].map(|socket| {
             socket.set_nonblocking(true).unwrap();
-            Stream::plain(socket.into())
+            Stream::plain(socket)
         });
-        one.encrypt(near.into_session().unwrap());
-        other.encrypt(far.into_session().unwrap());
+        one.encrypt(&near, by_kernel[0]).unwrap();
+        other.encrypt(&far, by_kernel[1]).unwrap();
         (one, other)
+    }
+
+    /// The result once the bytes are there: TCP's arrive a little later.
+    fn waited(mut read: impl FnMut() -> io::Result<usize>) -> usize {
+        crate::test_support::until(|| match read() {
+            Err(error) if would_block(&error) => None,
+            other => Some(other.unwrap()),
+        })
     }
 
     fn holds_memory(stream: &Stream) -> bool {
         let writes = match &stream.send {
-            SendHalf::Plain => false,
+            SendHalf::Plain | SendHalf::Kernel(_) => false,
             SendHalf::Records(writer) => !writer.is_flushed(),
         };
         match &stream.recv {
-            RecvHalf::Plain => writes,
+            RecvHalf::Plain | RecvHalf::Kernel => writes,
             RecvHalf::Records(reader) => writes || reader.holds_memory(),
         }
     }
 
-    /// Frames of any length, written as far as the socket takes them and read in any portions.
     #[test]
     fn encrypted_stream_carries_frames_and_then_holds_no_memory() {
+        carries_frames(&[pair, pair]);
+    }
+
+    /// The kernel's records are those that are made here, in both directions.
+    #[test]
+    #[ignore = "runs in the RDMA lab"]
+    fn kernel_tls_carries_frames_from_and_to_either_side() {
+        carries_frames(&[
+            || kernel_pair([true, false]),
+            || kernel_pair([false, true]),
+            || kernel_pair([true, true]),
+        ]);
+    }
+
+    /// Frames of any length, written as far as the socket takes them and read in any portions.
+    fn carries_frames(pairs: &[fn() -> (Stream, Stream)]) {
         let mut random = TestRng::new(11);
-        for reads_ahead in [false, true] {
+        for (reads_ahead, pair) in pairs.iter().enumerate().map(|(at, pair)| (at % 2 == 1, pair)) {
             let (mut from, mut to) = pair();
             if reads_ahead {
                 to.recv.read_ahead();
@@ -262,6 +341,11 @@ mod tests {
             }
             assert!(read == expected, "the bytes are not those that were sent");
             assert!(was_full, "the socket never had too little room");
+            assert_eq!(from.write(b"dropped, kept").unwrap(), 13);
+            assert_eq!(waited(|| to.recv.discard(&to.socket, 9)), 9);
+            let mut kept = [0; 10];
+            assert_eq!(waited(|| to.read(&mut kept)), 4);
+            assert_eq!(&kept[..4], b"kept");
             assert!(from.send.flush(&from.socket).is_ok());
             assert!(!holds_memory(&from) && !holds_memory(&to));
         }
@@ -292,5 +376,41 @@ mod tests {
         assert_eq!(to.read(&mut bytes).unwrap(), 3);
         assert!(to.recv.has_failed());
         assert_eq!(to.read(&mut bytes).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    /// As [`forged_record_fails_the_stream_behind_what_is_authentic`].
+    #[test]
+    #[ignore = "runs in the RDMA lab"]
+    fn kernel_tls_refuses_records_that_the_peer_has_not_sent() {
+        let forged = [&[23, 3, 3, 0, 30][..], &[7; 30]].concat();
+        for (sent, name) in [
+            (forged, RecordError::Forged),
+            (vec![23, 3, 3, 0xff, 0xff], RecordError::NotARecord),
+            (vec![1; 40], RecordError::NotARecord),
+        ] {
+            // What is sent on the socket of a side without the kernel goes as it is.
+            let (mut from, mut to) = kernel_pair([false, true]);
+            assert_eq!(from.write(b"abc").unwrap(), 3);
+            from.socket.send(&sent).unwrap();
+            let mut bytes = [0; 10];
+            assert_eq!(waited(|| to.read(&mut bytes)), 3);
+            let error = crate::test_support::until(|| match to.read(&mut bytes) {
+                Err(error) if would_block(&error) => None,
+                other => Some(other.unwrap_err()),
+            });
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+            assert_eq!(error.to_string(), name.to_string());
+        }
+    }
+
+    #[test]
+    #[ignore = "runs in the RDMA lab"]
+    fn kernel_tls_ends_with_its_socket() {
+        let (mut from, mut to) = kernel_pair([true, true]);
+        assert_eq!(from.write(b"abc").unwrap(), 3);
+        from.socket.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut bytes = [0; 10];
+        assert_eq!(waited(|| to.read(&mut bytes)), 3);
+        assert_eq!(waited(|| to.read(&mut bytes)), 0);
     }
 }

@@ -2,6 +2,7 @@
 
 mod fork;
 mod interfaces;
+mod kernel_tls;
 mod process;
 mod socket;
 mod tcp_info;
@@ -12,6 +13,7 @@ pub(crate) use interfaces::{
     InterfaceAddress, InterfaceInfo, Interfaces, LinkState, drops_by_route, in_one_subnet,
     interfaces,
 };
+pub(crate) use kernel_tls::{KernelTls, allow_kernel_tls, has_kernel_tls, set_kernel_keys};
 pub use process::random;
 pub(crate) use process::{block_signals, has_idle_processor, uninterrupted};
 #[cfg(test)]

@@ -155,14 +155,24 @@ fn set_option(
     option: libc::c_int,
     value: libc::c_int,
 ) -> io::Result<()> {
-    // SAFETY: the pointer is to a c_int on this stack and the length is that of a c_int.
+    set_option_bytes(socket, level, option, &value.to_ne_bytes())
+}
+
+/// Sets an option whose value is of the kernel's choosing.
+pub(super) fn set_option_bytes(
+    socket: &Socket,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: &[u8],
+) -> io::Result<()> {
+    // SAFETY: the pointer and the length are those of a slice, which setsockopt only reads.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
             level,
             option,
-            ptr::from_ref(&value).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
+            value.as_ptr().cast(),
+            value.len() as libc::socklen_t,
         )
     };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }

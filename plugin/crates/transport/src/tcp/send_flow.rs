@@ -178,7 +178,7 @@ impl WriteState {
     /// Whether the socket has not taken everything that was written last.
     fn is_blocked(&self) -> bool {
         match &self.half {
-            SendHalf::Plain => !self.frames.is_empty(),
+            SendHalf::Plain | SendHalf::Kernel(_) => !self.frames.is_empty(),
             // It takes frames in parts, as many as fit into its records.
             half @ SendHalf::Records(_) => !half.is_flushed(),
         }
