@@ -1,6 +1,8 @@
 package toolbox
 
 import (
+	"bytes"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -30,5 +32,33 @@ func TestDownloadRefusesOtherBytes(t *testing.T) {
 		if err := download(t.Context(), server.URL+url, strings.Repeat("0", 64), path); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want one about %s", url, err, want)
 		}
+	}
+}
+
+func TestCachedFolderIsComplete(t *testing.T) {
+	cache := t.TempDir()
+	t.Setenv("XDG_CACHE_HOME", cache)
+	filled := 0
+	fill := func(err error) (string, error) {
+		return cached(t.Context(), &bytes.Buffer{}, "thing-1", func(work, dir string) error {
+			filled++
+			return errors.Join(os.WriteFile(filepath.Join(work, "rest"), nil, 0o644), os.WriteFile(filepath.Join(dir, "file"), nil, 0o644), err)
+		})
+	}
+	full := errors.New("the disk is full")
+	if _, err := fill(full); !errors.Is(err, full) {
+		t.Errorf("error %v, not the cause", err)
+	}
+	for range 2 {
+		if dir, err := fill(nil); err != nil || !exists(filepath.Join(dir, "file")) {
+			t.Errorf("%s, %v", dir, err)
+		}
+	}
+	if filled != 2 {
+		t.Errorf("filled %d times, not once after the failure", filled)
+	}
+	entries, err := os.ReadDir(filepath.Join(cache, "evenkeel", "tools"))
+	if err != nil || len(entries) != 2 {
+		t.Errorf("%v, %v: not the folder and its lock alone", entries, err)
 	}
 }
