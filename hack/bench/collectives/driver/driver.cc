@@ -1,13 +1,15 @@
-// One rank of an all-reduce by Gloo (Debian's libgloo), timed: what Evenkeel's collectives are measured against.
+// One rank of an all-reduce by Gloo, timed: what Evenkeel's collectives are measured against.
 //
-//   driver RANK SIZE FOLDER INTERFACE ALGORITHM MILLISECONDS ELEMENTS...
+//   driver [--tls CERTIFICATE KEY AUTHORITY] RANK SIZE FOLDER INTERFACE ALGORITHM MILLISECONDS ELEMENTS...
 //
+// With three PEM files it is over TLS, where the library has that; Debian's has not.
 // Rank 0 prints one line for each number of elements: elements, samples, and the minimum and the median time in microseconds.
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -19,10 +21,14 @@
 #include <gloo/allreduce_halving_doubling.h>
 #include <gloo/allreduce_ring.h>
 #include <gloo/allreduce_ring_chunked.h>
+#include <gloo/config.h>
 #include <gloo/math.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/file_store.h>
 #include <gloo/transport/tcp/device.h>
+#if GLOO_HAVE_TRANSPORT_TCP_TLS
+#include <gloo/transport/tcp/tls/device.h>
+#endif
 
 using Clock = std::chrono::steady_clock;
 
@@ -90,18 +96,49 @@ static void measure(int rank, const std::string& name, std::shared_ptr<gloo::Con
   }
 }
 
+using Device = std::shared_ptr<gloo::transport::Device>;
+using Context = gloo::rendezvous::Context;
+using Store = gloo::rendezvous::Store;
+
+// Debian's Gloo borrows the store, and newer ones share it.
+[[maybe_unused]] static void join(void (Context::*mesh)(Store&, Device&), Context& context, std::shared_ptr<Store> store,
+                                     Device device) {
+  (context.*mesh)(*store, device);
+}
+
+[[maybe_unused]] static void join(void (Context::*mesh)(std::shared_ptr<Store>, Device&), Context& context,
+                                     std::shared_ptr<Store> store, Device device) {
+  (context.*mesh)(store, device);
+}
+
+// The device of an interface; files are the certificate, its key and the authority, or null.
+static Device device(const char* interface, char** files) {
+  gloo::transport::tcp::attr attr;
+  attr.iface = interface;
+  if (files == nullptr) {
+    return gloo::transport::tcp::CreateDevice(attr);
+  }
+#if GLOO_HAVE_TRANSPORT_TCP_TLS
+  return gloo::transport::tcp::tls::CreateDevice(attr, files[1], files[0], files[2], "");
+#else
+  throw std::runtime_error("this Gloo was built without TLS");
+#endif
+}
+
 int main(int argc, char** argv) try {
+  char** files = nullptr;
+  if (argc > 4 && std::strcmp(argv[1], "--tls") == 0) {
+    files = argv + 2;
+    argc -= 4;
+    argv += 4;
+  }
   if (argc < 8) {
-    std::fprintf(stderr, "usage: driver RANK SIZE FOLDER INTERFACE ALGORITHM MILLISECONDS ELEMENTS...\n");
+    std::fprintf(stderr, "usage: driver [--tls CERTIFICATE KEY AUTHORITY] RANK SIZE FOLDER INTERFACE ALGORITHM MILLISECONDS ELEMENTS...\n");
     return 2;
   }
   const int rank = std::atoi(argv[1]);
-  gloo::transport::tcp::attr attr;
-  attr.iface = argv[4];
-  auto context = std::make_shared<gloo::rendezvous::Context>(rank, std::atoi(argv[2]));
-  gloo::rendezvous::FileStore store(argv[3]);
-  auto device = gloo::transport::tcp::CreateDevice(attr);
-  context->connectFullMesh(store, device);
+  auto context = std::make_shared<Context>(rank, std::atoi(argv[2]));
+  join(&Context::connectFullMesh, *context, std::make_shared<gloo::rendezvous::FileStore>(argv[3]), device(argv[4], files));
   for (int i = 7; i < argc; i++) {
     measure(rank, argv[5], context, std::strtoul(argv[i], nullptr, 10), std::atof(argv[6]) * 1e3);
   }
