@@ -43,8 +43,9 @@ bench: ## Measure the plugin against plain sockets into docs/results/ (root; BEN
 .PHONY: bench-scale bench-encryption bench-reduction bench-collectives bench-rdma bench-rccl bench-preflight bench-torch bench-suspects
 bench-scale: ## Measure thousands of idle connections against plain sockets into docs/results/ (BENCH="--rounds 2" for less)
 	$(GO) run ./hack/bench/scale $(BENCH)
-bench-encryption: ## Measure what encryption costs into docs/results/ (root; BENCH="--quick" for less)
+bench-encryption: ## Measure what encryption costs, and the collectives with TLS against Gloo with TLS, into docs/results/ (root; BENCH="--quick" for less)
 	$(GO) run ./hack/bench/tcp encryption $(BENCH)
+	$(GO) run ./hack/bench/collectives tls $(BENCH)
 bench-reduction: ## Measure reduction servers against a ring into docs/results/ (root; BENCH="--quick" for less)
 	$(GO) run ./hack/bench/reduction $(BENCH)
 bench-torch: ## Measure the backend of torch.distributed against Gloo into docs/results/ (5 GB; BENCH="--quick" for less)

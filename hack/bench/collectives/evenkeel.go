@@ -5,20 +5,20 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 )
 
-// evenkeel runs Evenkeel over a transport, with environment variables.
-func evenkeel(bench, folder, transport string, settings ...string) func(context.Context, task) (map[int]figure, error) {
+// evenkeel runs Evenkeel over a transport, which may have more arguments, with environment variables.
+func evenkeel(bench, folder string, transport []string, settings ...string) func(context.Context, task) (map[int]figure, error) {
 	return func(ctx context.Context, t task) (map[int]figure, error) {
 		list := strings.ReplaceAll(strings.Trim(fmt.Sprint(t.elements), "[]"), " ", ",")
 		out, err := ranks(ctx, folder, t, func(rank int, store string) []string {
-			argv := append([]string{"env"}, settings...)
-			return append(argv, bench, "collective", "--size", strconv.Itoa(t.ranks), "--rank", strconv.Itoa(rank), "--shared-path", store,
-				"--transport", transport, "--tcp-device", t.network.device, "--elements", list,
-				"--iteration-time", fmt.Sprintf("%dms", t.length.Milliseconds()), "--json")
+			return slices.Concat([]string{"env"}, settings, []string{bench, "collective", "--size", strconv.Itoa(t.ranks), "--rank", strconv.Itoa(rank),
+				"--shared-path", store, "--tcp-device", t.network.device, "--elements", list,
+				"--iteration-time", fmt.Sprintf("%dms", t.length.Milliseconds()), "--json", "--transport"}, transport)
 		})
 		if err != nil {
 			return nil, err

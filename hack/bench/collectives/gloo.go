@@ -40,46 +40,54 @@ func whichGloo(program string) (library, error) {
 
 // debianGloo is Debian's library with the driver of this folder.
 func debianGloo() library {
-	driver := func(folder string) string { return filepath.Join(folder, "driver") }
 	return library{
 		label:      "Debian's libgloo",
 		algorithms: algorithms,
-		prepare:    func(ctx context.Context, root, folder string) error { return buildDriver(ctx, root, driver(folder)) },
+		prepare: func(ctx context.Context, root, folder string) error {
+			installed := toolbox.Program{Name: "/usr/include/gloo/allreduce.h", Package: "libgloo-dev"}
+			return buildDriver(ctx, root, folder, []toolbox.Program{installed}, "-lgloo")
+		},
 		runs: func(folder, algorithm string) func(context.Context, task) (map[int]figure, error) {
-			return func(ctx context.Context, t task) (map[int]figure, error) {
-				out, err := ranks(ctx, folder, t, func(rank int, store string) []string {
-					argv := []string{driver(folder), strconv.Itoa(rank), strconv.Itoa(t.ranks), store, t.network.device, algorithm, strconv.FormatInt(t.length.Milliseconds(), 10)}
-					for _, n := range t.elements {
-						argv = append(argv, strconv.Itoa(n))
-					}
-					return argv
-				})
-				if err != nil {
-					return nil, err
-				}
-				figures := map[int]figure{}
-				for line := range strings.Lines(string(out)) {
-					var n, samples int
-					var f figure
-					if _, err := fmt.Sscan(line, &n, &samples, &f.min, &f.median); err != nil {
-						return nil, fmt.Errorf("unexpected line of the driver: %q: %w", line, err)
-					}
-					figures[n] = f
-				}
-				return figures, complete(figures, t.elements)
-			}
+			return driven(folder, algorithm)
 		},
 	}
 }
 
-// buildDriver compiles the driver.
-func buildDriver(ctx context.Context, root, driver string) error {
-	needed := []toolbox.Program{{Name: "g++", Package: "g++"}, {Name: "/usr/include/gloo/allreduce.h", Package: "libgloo-dev"}}
-	if err := toolbox.EnsurePrograms(ctx, os.Stderr, needed); err != nil {
+// driven runs an algorithm by the driver that was built into a folder, with more options in front.
+func driven(folder, algorithm string, more ...string) func(context.Context, task) (map[int]figure, error) {
+	return func(ctx context.Context, t task) (map[int]figure, error) {
+		out, err := ranks(ctx, folder, t, func(rank int, store string) []string {
+			argv := append([]string{filepath.Join(folder, "driver")}, more...)
+			argv = append(argv, strconv.Itoa(rank), strconv.Itoa(t.ranks), store, t.network.device, algorithm, strconv.FormatInt(t.length.Milliseconds(), 10))
+			for _, n := range t.elements {
+				argv = append(argv, strconv.Itoa(n))
+			}
+			return argv
+		})
+		if err != nil {
+			return nil, err
+		}
+		figures := map[int]figure{}
+		for line := range strings.Lines(string(out)) {
+			var n, samples int
+			var f figure
+			if _, err := fmt.Sscan(line, &n, &samples, &f.min, &f.median); err != nil {
+				return nil, fmt.Errorf("unexpected line of the driver: %q: %w", line, err)
+			}
+			figures[n] = f
+		}
+		return figures, complete(figures, t.elements)
+	}
+}
+
+// buildDriver compiles the driver into a folder, with what its library needs: files and flags.
+func buildDriver(ctx context.Context, root, folder string, files []toolbox.Program, flags ...string) error {
+	if err := toolbox.EnsurePrograms(ctx, os.Stderr, append(files, toolbox.Program{Name: "g++", Package: "g++"})); err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, "g++", "-std=c++17", "-O2", "-o", driver, filepath.Join(root, "hack", "bench", "collectives", "driver", "driver.cc"), "-lgloo", "-pthread")
-	if out, err := cmd.CombinedOutput(); err != nil {
+	source := filepath.Join(root, "hack", "bench", "collectives", "driver", "driver.cc")
+	args := slices.Concat([]string{"-std=c++17", "-O2", "-o", filepath.Join(folder, "driver"), source}, flags, []string{"-pthread"})
+	if out, err := exec.CommandContext(ctx, "g++", args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("g++: %w\n%s", err, out)
 	}
 	return nil

@@ -1,29 +1,20 @@
 // Command collectives measures Evenkeel's all-reduce against Gloo's, on this machine, in turn, and writes
-// docs/results/collectives.md.
+// docs/results/collectives.md, and with TLS docs/results/collectives-tls.md.
 package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"runtime"
 	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
 
-	"evenkeel.dev/evenkeel/hack/bench/internal/machine"
-	"evenkeel.dev/evenkeel/hack/bench/internal/page"
-	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
-	"evenkeel.dev/evenkeel/hack/internal/cargo"
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
-
-const fullRounds, quickRounds = 5, 2
 
 // elementCounts are the sizes of the sweep.
 var elementCounts = []int{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000, 2_000_000, 5_000_000}
@@ -39,7 +30,6 @@ const (
 	hosts        = 4
 	linkRate     = netns.Gbit
 	starElements = 5_000_000
-	starLength   = time.Second
 )
 
 // threads is the number of ranks as threads of one process.
@@ -56,14 +46,9 @@ func main() {
 	}
 }
 
-type options struct {
-	quick        bool
-	rounds       int
-	output, gloo string
-}
-
 func rootCommand() *cobra.Command {
 	var o options
+	var program string
 	cmd := &cobra.Command{
 		Use:   "collectives",
 		Short: "Measure the collectives against Gloo, and write docs/results/collectives.md",
@@ -78,76 +63,45 @@ Needs root for the network of several hosts, and a machine that does nothing els
 		Args:         cobra.NoArgs,
 		SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
-		RunE:              func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), cmd.OutOrStdout(), o) },
+		RunE:              func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), cmd.OutOrStdout(), o, program) },
 	}
-	cmd.Flags().BoolVar(&o.quick, "quick", false, fmt.Sprintf("%d rounds, and few sizes; the page is printed, and written only with --output", quickRounds))
-	cmd.Flags().IntVar(&o.rounds, "rounds", 0, fmt.Sprintf("rounds, in each of which every contender runs once (default %d)", fullRounds))
-	cmd.Flags().StringVar(&o.output, "output", "", "folder for collectives.md and its drawings (default docs/results)")
-	cmd.Flags().StringVar(&o.gloo, "gloo", "", "Gloo's benchmark program, built elsewhere, to measure instead of Debian's libgloo")
+	o.addFlags(cmd.Flags(), "collectives.md and its drawings")
+	cmd.Flags().StringVar(&program, "gloo", "", "Gloo's benchmark program, built elsewhere, to measure instead of Debian's libgloo")
+	cmd.AddCommand(tlsCommand())
 	return cmd
 }
 
-func run(ctx context.Context, out io.Writer, o options) error {
-	r := results{Rounds: fullRounds, Length: 100 * time.Millisecond, StarLength: starLength, Elements: elementCounts, Quick: o.quick}
+func run(ctx context.Context, out io.Writer, o options, program string) error {
+	library, err := whichGloo(program)
+	if err != nil {
+		return err
+	}
+	var r results
+	w, err := o.prepare(ctx, &r.setting, library.prepare)
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(w.folder)
+	r.Gloo, r.Elements = library.label, elementCounts
 	if o.quick {
-		r.Rounds, r.Length, r.StarLength = quickRounds, 30*time.Millisecond, 300*time.Millisecond
 		r.Elements = []int{1, 100, 1000, 10_000, 100_000, 1_000_000, 5_000_000}
 	}
-	if o.rounds < 0 {
-		return fmt.Errorf("--rounds %d: 1 or more", o.rounds)
-	} else if o.rounds > 0 {
-		r.Rounds = o.rounds
-	}
-	if os.Geteuid() != 0 {
-		return errors.New("making the network of several hosts needs root")
-	}
-	library, err := whichGloo(o.gloo)
-	if err != nil {
+	if err := r.measure(ctx, library, w); err != nil {
 		return err
 	}
-	root, err := toolbox.Root()
-	if err != nil {
-		return err
-	}
-	if o.output == "" && !o.quick {
-		o.output = filepath.Join(root, "docs", "results")
-	}
-	if o.output != "" {
-		if o.output, err = filepath.Abs(o.output); err != nil {
-			return err
-		}
-	}
-	// Before the build, which raises the load.
-	r.Machine, r.Source = machine.Describe(), page.NewSource(ctx, root, "plugin", "hack")
-	folder, err := os.MkdirTemp("", "evenkeel-gloo-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(folder)
-	if err := library.prepare(ctx, root, folder); err != nil {
-		return err
-	}
-	r.Gloo = library.label
-	paths, err := cargo.Release(ctx, root, []string{"evenkeel-bench"}, []string{"evenkeel-bench"})
-	if err != nil {
-		return err
-	}
-	if err := r.measure(ctx, library, paths[0], folder, o.output); err != nil {
-		return err
-	}
-	if o.output == "" {
+	if w.output == "" {
 		_, err = out.Write(r.markdown())
 	}
 	return err
 }
 
-// measure measures all cases. It writes the page after each of them, so that an interrupted run keeps its results.
-func (r *results) measure(ctx context.Context, library library, bench, folder, output string) error {
-	overTCP := []contender{{tcp, evenkeel(bench, folder, "tcp"), 1}}
+// measure measures all cases.
+func (r *results) measure(ctx context.Context, library library, w workplace) error {
+	overTCP := []contender{{name: tcp, run: evenkeel(w.bench, w.folder, []string{"tcp"})}}
 	for _, algorithm := range library.algorithms {
-		overTCP = append(overTCP, contender{gloo(algorithm), library.runs(folder, algorithm), glooTries})
+		overTCP = append(overTCP, contender{name: gloo(algorithm), run: library.runs(w.folder, algorithm), tries: glooTries})
 	}
-	local := append([]contender{{shm, evenkeel(bench, folder, "shm"), 1}}, overTCP...)
+	local := append([]contender{{name: shm, run: evenkeel(w.bench, w.folder, []string{"shm"})}}, overTCP...)
 	var cases []func() error
 	for _, n := range processCounts {
 		m := &measured{ranks: n}
@@ -156,18 +110,10 @@ func (r *results) measure(ctx context.Context, library library, bench, folder, o
 	}
 	cases = append(cases,
 		func() error {
-			single := contender{oneFlow, evenkeel(bench, folder, "tcp", "EVENKEEL_FLOWS=1"), 1}
+			single := contender{name: oneFlow, run: evenkeel(w.bench, w.folder, []string{"tcp"}, "EVENKEEL_FLOWS=1")}
 			return measureStar(ctx, &r.Star, append([]contender{single}, overTCP...), r.Rounds, r.StarLength)
 		},
-		func() error { return r.Threads.measure(ctx, bench, r.Rounds, r.Length) },
+		func() error { return r.Threads.measure(ctx, w.bench, r.Rounds, r.Length) },
 	)
-	start := time.Now()
-	for _, measure := range cases {
-		err := measure()
-		r.Took = time.Since(start)
-		if err := errors.Join(err, r.write(output)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return r.run(cases, func() error { return r.write(w.output) })
 }

@@ -18,12 +18,20 @@ func (m *measured) measure(ctx context.Context, contenders []contender, rounds i
 		all := map[string]map[int]figure{}
 		for i := range contenders {
 			c := contenders[(i+round)%len(contenders)]
+			if slices.Contains(m.without, c.name) {
+				continue
+			}
 			start := time.Now()
-			figures, err := c.run(ctx, t)
+			figures, err := c.attempt(ctx, t)
 			for attempt := 1; err != nil && attempt < c.tries && ctx.Err() == nil; attempt++ {
 				fmt.Fprintf(os.Stderr, "%s, %d processes over %s: %v; repeated\n", c.name, t.ranks, t.network.device, err)
 				m.failed = append(m.failed, c.name)
-				figures, err = c.run(ctx, t)
+				figures, err = c.attempt(ctx, t)
+			}
+			if err != nil && c.limit > 0 && ctx.Err() == nil {
+				fmt.Fprintf(os.Stderr, "%s, %d processes over %s: %v; left out\n", c.name, t.ranks, t.network.device, err)
+				m.without = append(m.without, c.name)
+				continue
 			}
 			if err != nil {
 				return fmt.Errorf("%s, %d processes over %s: %w", c.name, t.ranks, t.network.device, err)

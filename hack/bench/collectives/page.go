@@ -37,7 +37,7 @@ const heading = `# Collectives against Gloo
 
 Written by ` + "`make bench-collectives`" + `; do not edit.
 
-Taken at %s. Machine: %s. %s %d rounds, %s for each figure, %.1f minutes in all%s.
+%s
 
 An all-reduce (sum of float32) by Evenkeel, which chooses the algorithm, and by %s over TCP with each of its algorithms (%s). The best algorithm at each
 size is what Evenkeel is compared with. In each round all contenders run once, one after the other, in rotating order. Figures are the minimum time of all
@@ -56,14 +56,20 @@ connection of Evenkeel has four flows, which are for networks with several paths
 comparison.
 `
 
+// taken says when, where and how long the figures were taken.
+func (s setting) taken() string {
+	quick := ""
+	if s.Quick {
+		quick = "; a quick run"
+	}
+	return fmt.Sprintf("Taken at %s. Machine: %s. %s %d rounds, %s for each figure, %.1f minutes in all%s.",
+		s.Source, s.Machine, s.Machine.Quiet(), s.Rounds, s.Length, s.Took.Minutes(), quick)
+}
+
 // markdown is the page.
 func (r *results) markdown() []byte {
 	var b bytes.Buffer
-	quick := ""
-	if r.Quick {
-		quick = "; a quick run"
-	}
-	fmt.Fprintf(&b, heading, r.Source, r.Machine, r.Machine.Quiet(), r.Rounds, r.Length, r.Took.Minutes(), quick, r.Gloo, strings.Join(r.algorithms(), ", "))
+	fmt.Fprintf(&b, heading, r.taken(), r.Gloo, strings.Join(r.algorithms(), ", "))
 	b.WriteString(page.OneProcessor + "\n\n" + page.OwnGoals + "\n\n")
 	goals := page.Table{Heading: []string{"case", "goal", "reached", "measured"}}
 	for _, row := range r.goals() {
@@ -75,9 +81,7 @@ func (r *results) markdown() []byte {
 	for _, m := range r.Local {
 		failed = append(failed, m.failed...)
 	}
-	if len(failed) > 0 {
-		fmt.Fprintf(&b, "\nRuns that failed and were repeated: %s.\n", strings.Join(failed, "; "))
-	}
+	listFailed(&b, failed)
 	if r.Local[0].rounds != nil {
 		fmt.Fprintf(&b, "\n![ratios of the minimum times](%s)\n\n![ratios of the medians](%s)\n", minimumDrawing, medianDrawing)
 	}
@@ -86,6 +90,13 @@ func (r *results) markdown() []byte {
 	}
 	r.between(&b)
 	return b.Bytes()
+}
+
+// listFailed lists the runs that failed, if any.
+func listFailed(b *bytes.Buffer, failed []string) {
+	if len(failed) > 0 {
+		fmt.Fprintf(b, "\nRuns that failed and were repeated: %s.\n", strings.Join(failed, "; "))
+	}
 }
 
 func (m *measured) table(b *bytes.Buffer, elements []int) {

@@ -28,7 +28,7 @@ func figures(elements []int, overTCP, overMemory func(n int) float64) map[string
 
 func sample() *results {
 	elements := []int{1, 1000, 100_000, starElements}
-	r := &results{Rounds: 2, Length: time.Second, Elements: elements, Source: page.Source{Commit: "abc", Day: "2026-01-31"}}
+	r := &results{setting: setting{Rounds: 2, Length: time.Second, Elements: elements, Source: page.Source{Commit: "abc", Day: "2026-01-31"}}}
 	for _, n := range processCounts {
 		m := &measured{ranks: n}
 		good := figures(elements, func(n int) float64 {

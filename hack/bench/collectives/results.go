@@ -17,8 +17,8 @@ const (
 
 func gloo(algorithm string) string { return "Gloo, " + algorithm }
 
-// results are all measurements.
-type results struct {
+// A setting is what all figures of a page have in common.
+type setting struct {
 	Rounds             int
 	Length, StarLength time.Duration
 	Elements           []int
@@ -27,16 +27,22 @@ type results struct {
 	Source             page.Source
 	Gloo               string // its label
 	Took               time.Duration
-	Local              []*measured
-	Star               measured
-	Threads            threaded
+}
+
+// results are all measurements.
+type results struct {
+	setting
+	Local   []*measured
+	Star    measured
+	Threads threaded
 }
 
 // measured has the figures of all contenders, by name and number of elements, in each round.
 type measured struct {
-	ranks  int
-	rounds []map[string]map[int]figure
-	failed []string // contenders whose runs failed and were repeated
+	ranks   int
+	rounds  []map[string]map[int]figure
+	failed  []string // contenders whose runs failed and were repeated
+	without []string // contenders that were left out from then on, as all tries failed
 }
 
 // threaded are the results of ranks as threads of one process.
