@@ -152,6 +152,12 @@ var recipes = []recipe{
 		estimate: "1 minute on 2 cores",
 	},
 	{
+		name:     "wireguard",
+		module:   "golang.zx2c4.com/wireguard",
+		binaries: []binary{{"wireguard-go", "golang.zx2c4.com/wireguard"}},
+		estimate: "half a minute",
+	},
+	{
 		name:     "pause",
 		binaries: []binary{{"pause", "."}},
 		estimate: "a few seconds",
