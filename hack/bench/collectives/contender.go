@@ -39,9 +39,11 @@ var loopback = network{"lo", func(ctx context.Context, _ int, argv ...string) (*
 
 // A contender runs all ranks once and gives its figures by number of elements.
 type contender struct {
-	name  string
-	run   func(context.Context, task) (map[int]figure, error)
-	tries int // maximum number of attempts of a run; the page lists the failed ones
+	name string
+	// encrypts is whether no byte of an element may be on the network.
+	encrypts bool
+	run      func(context.Context, task) (map[int]figure, error)
+	tries    int // maximum number of attempts of a run; the page lists the failed ones
 	// limit is how long a run may take, where that is less than for others. Where all tries fail, the measurement goes on without such
 	// a contender, and the page lists it.
 	limit time.Duration

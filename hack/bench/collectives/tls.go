@@ -31,7 +31,7 @@ func glooTLS(algorithm string) string { return "Gloo with TLS, " + algorithm }
 const tlsProcesses = 4
 
 // tlsLimit is several times what a run of Gloo with TLS takes, if it ends.
-const tlsLimit = 30 * time.Second
+const tlsLimit = 20 * time.Second
 
 var tlsElementCounts = []int{1, 1000, 100_000, 1_000_000}
 
@@ -89,6 +89,9 @@ func runTLS(ctx context.Context, out io.Writer, o options) error {
 	if err != nil {
 		return err
 	}
+	if err := checkEncryption(ctx, contenders); err != nil {
+		return err
+	}
 	var cases []func() error
 	for _, n := range r.Elements {
 		m := &measured{ranks: tlsProcesses}
@@ -117,14 +120,14 @@ func tlsContenders(w workplace) ([]contender, error) {
 	}
 	tls := []string{"tls", "--cert", files.certificate, "--pkey", files.key, "--ca-file", files.authority}
 	contenders := []contender{
-		{name: withCertificates, run: evenkeel(w.bench, w.folder, tls)},
-		{name: withJobKey, run: evenkeel(w.bench, w.folder, []string{"tcp"}, "EVENKEEL_ENCRYPTION=required", "EVENKEEL_JOB_KEY="+hex.EncodeToString(secret))},
+		{name: withCertificates, encrypts: true, run: evenkeel(w.bench, w.folder, tls)},
+		{name: withJobKey, encrypts: true, run: evenkeel(w.bench, w.folder, []string{"tcp"}, "EVENKEEL_ENCRYPTION=required", "EVENKEEL_JOB_KEY="+hex.EncodeToString(secret))},
 		{name: tcp, run: evenkeel(w.bench, w.folder, []string{"tcp"})},
 	}
 	for _, algorithm := range algorithms {
 		contenders = append(contenders,
 			contender{
-				name: glooTLS(algorithm), run: driven(w.folder, algorithm, "--tls", files.certificate, files.key, files.authority),
+				name: glooTLS(algorithm), encrypts: true, run: driven(w.folder, algorithm, "--tls", files.certificate, files.key, files.authority),
 				tries: glooTries, limit: tlsLimit,
 			},
 			contender{name: gloo(algorithm), run: driven(w.folder, algorithm), tries: glooTries})

@@ -61,7 +61,7 @@ func TestTLSPageComparesWithGloosBestWithTLS(t *testing.T) {
 		"|  | Evenkeel, TLS with certificates | 40.0 (20.0 to 50.0) us | 60.0 (50.0 to 90.0) us | 1.50 |",
 		"|  | Evenkeel, TLS with the job key | 40.0 (20.0 to 50.0) us | 150.0 (125.0 to 175.0) us | 3.75 |",
 		"Runs that failed and were repeated: Gloo with TLS, ring (4 hosts with links of 1gbit, 5000000 elements).",
-		"did not end within 30s: Gloo with TLS, new_bcube (4 processes, 1000 elements).",
+		"did not end within 20s: Gloo with TLS, new_bcube (4 processes, 1000 elements).",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)

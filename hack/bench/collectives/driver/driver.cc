@@ -111,15 +111,35 @@ using Store = gloo::rendezvous::Store;
   (context.*mesh)(store, device);
 }
 
-// The device of an interface; files are the certificate, its key and the authority, or null.
-static Device device(const char* interface, char** files) {
+#if GLOO_HAVE_TRANSPORT_TCP_TLS
+// Ranks that are joined over TLS. In Gloo of 2025, connectFullMesh makes connections in clear over a TLS device: the function that
+// it calls of TCP's context makes TCP's pairs. The same function of the base class makes the device's.
+class TlsContext : public Context {
+ public:
+  using Context::Context;
+
+  void join(std::shared_ptr<Store> store, Device device) {
+    transportContext_ = device->createContext(rank, size);
+    transportContext_->setTimeout(getTimeout());
+    transportContext_->gloo::transport::Context::createAndConnectAllPairs(store);
+    device_ = device;
+  }
+};
+#endif
+
+// All ranks, joined over an interface; files are the certificate, its key and the authority, or null.
+static std::shared_ptr<gloo::Context> joined(int rank, int size, std::shared_ptr<Store> store, const char* interface, char** files) {
   gloo::transport::tcp::attr attr;
   attr.iface = interface;
   if (files == nullptr) {
-    return gloo::transport::tcp::CreateDevice(attr);
+    auto context = std::make_shared<Context>(rank, size);
+    join(&Context::connectFullMesh, *context, store, gloo::transport::tcp::CreateDevice(attr));
+    return context;
   }
 #if GLOO_HAVE_TRANSPORT_TCP_TLS
-  return gloo::transport::tcp::tls::CreateDevice(attr, files[1], files[0], files[2], "");
+  auto context = std::make_shared<TlsContext>(rank, size);
+  context->join(store, gloo::transport::tcp::tls::CreateDevice(attr, files[1], files[0], files[2], ""));
+  return context;
 #else
   throw std::runtime_error("this Gloo was built without TLS");
 #endif
@@ -137,8 +157,8 @@ int main(int argc, char** argv) try {
     return 2;
   }
   const int rank = std::atoi(argv[1]);
-  auto context = std::make_shared<Context>(rank, std::atoi(argv[2]));
-  join(&Context::connectFullMesh, *context, std::make_shared<gloo::rendezvous::FileStore>(argv[3]), device(argv[4], files));
+  const auto store = std::make_shared<gloo::rendezvous::FileStore>(argv[3]);
+  const auto context = joined(rank, std::atoi(argv[2]), store, argv[4], files);
   for (int i = 7; i < argc; i++) {
     measure(rank, argv[5], context, std::strtoul(argv[i], nullptr, 10), std::atof(argv[6]) * 1e3);
   }
