@@ -23,10 +23,11 @@ var rdmaTests = []struct {
 	// Tests of a whole port or process.
 	{build: []string{"-p", "evenkeel-transport", "--lib"}, topology: vm.Pair, run: []string{"rdma::tests::port_down_error", "rdma::tests::idle_pairs", "rdma::tests::unexpected_messages_wait", "--include-ignored", "--test-threads", "1"}},
 	// One test at a time, as each changes the links.
-	{build: []string{"-p", "evenkeel-transport", "--lib"}, topology: vm.Rails, run: []string{"rdma::failover", "--include-ignored", "--test-threads", "1"}},
+	{build: []string{"-p", "evenkeel-transport", "--lib"}, topology: vm.Rails, run: []string{"rdma::failover", "--include-ignored", "--test-threads", "1", "--skip", "fused_tests"}},
+	{build: []string{"-p", "evenkeel-transport", "--lib"}, topology: vm.Rails, run: []string{"rdma::failover::fused_tests", "--include-ignored", "--test-threads", "1"}},
 	// Tests that are ignored here are part of other tests.
 	{build: []string{"-p", "evenkeel-nccl-plugin", "--test", "abi"}, topology: vm.Pair, run: []string{"messages::", "polled_lines::polled_lines_are_right_when_their_flags_are", "tables::", "close::both", "lifecycle::library", "lifecycle::finalize", "lifecycle::communicators", "lifecycle::one_flow", "lifecycle::thousand", "fork::fork_amid", "peer_death::killed", "peer_death::messages", "handshake::closed", "handshake::many", "collnet::all_reduce", "collnet::requests", "collnet::lost"}},
-	{build: []string{"-p", "evenkeel-nccl-plugin", "--test", "abi"}, topology: vm.Pair, run: []string{"gpu_memory::offered", "traffic_class::marks", "registrations::messages", "--include-ignored"}},
+	{build: []string{"-p", "evenkeel-nccl-plugin", "--test", "abi"}, topology: vm.Pair, run: []string{"gpu_memory::offered", "traffic_class::marks", "registrations::messages", "devices::rdma_ports", "--include-ignored"}},
 	// Its kernel has TLS, which most machines' lacks.
 	{
 		build: []string{"-p", "evenkeel-transport", "--lib", "--test", "encryption"}, topology: vm.Pair,

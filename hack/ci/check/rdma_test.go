@@ -43,7 +43,9 @@ func TestRDMAFiltersMatchRustTests(t *testing.T) {
 				for _, module := range modules {
 					inModule = inModule && (strings.Contains(path, "/"+module) || strings.Contains(text, "mod "+module))
 				}
-				isModule := strings.Contains(path, "/"+parts[len(parts)-1]+"/") // such as rdma::failover
+				last := parts[len(parts)-1]
+				// Such as rdma::failover, a folder or a file.
+				isModule := strings.Contains(path, "/"+last+"/") || strings.HasSuffix(path, "/"+last+".rs")
 				found = found || inModule && (isModule || function.MatchString(text))
 			}
 			if !found {

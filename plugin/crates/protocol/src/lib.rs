@@ -35,8 +35,8 @@ pub use limits::{
 };
 pub use rdma::arrivals::{ArrivalError, Arrivals, Immediate, MAX_PARTS, ReceivedMessage, WINDOW};
 pub use rdma::control::{
-    ControlMessage, ControlMessageError, MAX_PARTS_IN_FLIGHT, MessagePart, PacketMarking, PortInfo,
-    QueuePairInfo,
+    ControlMessage, ControlMessageError, MAX_PARTS_IN_FLIGHT, MAX_PORTS, MessagePart,
+    PacketMarking, PortInfo, QueuePairInfo,
 };
 pub use rdma::replay::ReplayBuffer;
 pub use tcp::flow_count::FlowCount;

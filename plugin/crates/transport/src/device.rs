@@ -19,7 +19,7 @@ const DEFAULT_SPEED: u32 = 10_000;
 /// Maximum number of interfaces that a log line names. A node may have hundreds, one for each of its pods.
 const MAX_NAMED: usize = 16;
 
-/// A network device for NCCL: an interface, or several whose flows share the messages.
+/// A network device for NCCL: an interface or RDMA port, or several whose flows or queue pairs share the messages.
 #[derive(Clone, Debug)]
 pub struct Device {
     name: String,
@@ -27,7 +27,8 @@ pub struct Device {
     interfaces: Vec<Interface>,
     speed: u32,
     pci_path: Option<String>,
-    rdma: Option<Arc<Adapter>>,
+    /// The RDMA port of each interface. Empty if it has none.
+    ports: Vec<Arc<Adapter>>,
 }
 
 /// A network interface with an address to send from and listen at.
@@ -64,24 +65,44 @@ impl Device {
         self.pci_path.as_deref()
     }
 
-    /// The RDMA port, if it is one.
-    pub(crate) fn rdma(&self) -> Option<&Arc<Adapter>> {
-        self.rdma.as_ref()
+    /// Its RDMA ports; none if it has network interfaces only.
+    pub(crate) fn ports(&self) -> &[Arc<Adapter>] {
+        &self.ports
     }
 
-    /// Number of the RDMA port at its device, counted from 1; 0 for a network interface.
+    /// Whether it has RDMA ports and all of them are down, or it has none.
+    pub(crate) fn is_down(&self) -> bool {
+        self.ports.iter().all(|port| port.is_down())
+    }
+
+    /// Its RDMA ports, each a device.
+    pub(crate) fn each_port(&self) -> Vec<Self> {
+        let ports = self.ports.iter().zip(&self.interfaces);
+        ports
+            .map(|(port, interface)| Self {
+                name: port.name().to_owned(),
+                interfaces: vec![interface.clone()],
+                speed: port.speed().unwrap_or(DEFAULT_SPEED),
+                pci_path: port.pci_path(),
+                ports: vec![Arc::clone(port)],
+            })
+            .collect()
+    }
+
+    /// Number of the RDMA port at its device, counted from 1, of the first of several; 0 for a network interface.
     pub fn port(&self) -> u8 {
-        self.rdma.as_ref().map_or(0, |adapter| adapter.number())
+        self.ports.first().map_or(0, |adapter| adapter.number())
     }
 
-    /// Number of the card, the same for all its ports; none for a network interface.
+    /// Number of the card, the same for all its ports, of the first of several; none for a network interface.
     pub fn guid(&self) -> Option<u64> {
-        self.rdma.as_ref().and_then(|adapter| adapter.guid())
+        self.ports.first().and_then(|adapter| adapter.guid())
     }
 
-    /// The memory types that its messages may be in.
+    /// The memory types that its messages may be in: those that all its ports support.
     pub fn memory_types(&self) -> MemoryTypes {
-        self.rdma.as_ref().map_or(MemoryTypes::HOST, |adapter| adapter.memory_types())
+        let types = self.ports.iter().map(|adapter| adapter.memory_types());
+        types.reduce(MemoryTypes::and).unwrap_or(MemoryTypes::HOST)
     }
 
     /// The addresses at which peers reach it.
@@ -142,14 +163,15 @@ impl Interface {
 /// The RDMA ports that a connection of one of these devices can fail over to: those with other addresses, in the order
 /// after it, as many as a handshake can name.
 pub(crate) fn other_ports<'a>(of: &Device, all: &'a [Device]) -> Vec<&'a Device> {
-    if of.rdma.is_none() {
+    if of.ports.is_empty() {
         return Vec::new();
     }
     let (own, mut taken) = (of.addresses(), Vec::new());
     let at = all.iter().position(|device| device.name == of.name).map_or(0, |at| at + 1);
     let is_new = |device: &&Device| {
         let addresses = device.addresses();
-        let is_new = device.rdma.is_some() && addresses != own && !taken.contains(&addresses);
+        let is_own = addresses.iter().all(|address| own.contains(address));
+        let is_new = !device.ports.is_empty() && !is_own && !taken.contains(&addresses);
         taken.push(addresses);
         is_new
     };
@@ -168,7 +190,7 @@ pub(crate) fn discover(
     let (addresses, fallback) = (&interfaces.addresses[..], chosen.first().copied());
     let discovery = PortDiscovery { settings, addresses, fallback, host_memory_only, log };
     if let Some(ports) = rdma_ports(&discovery)? {
-        return Ok(ports);
+        return if settings.joined { join(ports).map(|device| vec![device]) } else { Ok(ports) };
     }
     let left_out = left_out(&interfaces, settings);
     if chosen.is_empty() {
@@ -292,7 +314,6 @@ fn rdma_ports(discovery: &PortDiscovery<'_>) -> Result<Option<Vec<Device>>, Erro
     // Settings that only TCP supports.
     let tcp_only = [
         (settings.checksum, "EVENKEEL_CHECKSUM"),
-        (settings.joined, "EVENKEEL_DEVICES=joined"),
         (settings.is_static(), "EVENKEEL_SCHEDULE=static"),
     ];
     let reason = tcp_only.iter().find(|(set, _)| *set).map(|(_, name)| *name);
@@ -302,18 +323,29 @@ fn rdma_ports(discovery: &PortDiscovery<'_>) -> Result<Option<Vec<Device>>, Erro
         (_, None) => discovery.open_ports(),
     };
     match found {
-        Ok(found) => Ok(Some(
-            found
-                .into_iter()
-                .map(|DiscoveredPort { adapter, ip, index }| Device {
+        Ok(found) => {
+            let of_port = |port: &DiscoveredPort| {
+                let is_there = |address: &&InterfaceAddress| {
+                    address.ip == port.ip && address.index == port.index
+                };
+                discovery.addresses.iter().find(is_there)
+            };
+            let chosen: Vec<_> = found.iter().filter_map(of_port).collect();
+            let describe = |port: DiscoveredPort| {
+                let shared = of_port(&port).and_then(|address| {
+                    shared_subnet(address, &chosen, settings.bind_to_device, sys::drops_by_route)
+                });
+                let DiscoveredPort { adapter, ip, index } = port;
+                Device {
                     name: adapter.name().to_owned(),
-                    interfaces: vec![Interface { ip, index, shared: None }],
+                    interfaces: vec![Interface { ip, index, shared }],
                     speed: settings.link_speed.or_else(|| adapter.speed()).unwrap_or(DEFAULT_SPEED),
                     pci_path: adapter.pci_path(),
-                    rdma: Some(adapter),
-                })
-                .collect(),
-        )),
+                    ports: vec![adapter],
+                }
+            };
+            Ok(Some(found.into_iter().map(describe).collect()))
+        }
         Err(why) if must => {
             Err(Error::new(ErrorKind::Config, format!("EVENKEEL_TRANSPORT=rdma: {why}")))
         }
@@ -334,31 +366,57 @@ pub(crate) fn fuse(devices: &[&Device]) -> Result<Device, Error> {
     if devices.len() < 2 {
         return refuse("there must be two or more");
     }
-    // The connections of RDMA ports are over one port at a time, and fail over to others.
-    if devices.iter().any(|device| device.rdma.is_some()) {
-        return refuse("RDMA ports stay devices of their own");
+    if devices.iter().any(|device| device.ports.is_empty() != devices[0].ports.is_empty()) {
+        return refuse("RDMA ports and network interfaces cannot be one: no protocol is over both");
     }
     let interfaces: Vec<_> = devices.iter().flat_map(|device| &device.interfaces).collect();
     if interfaces.len() > MAX_ADDRESSES {
-        return refuse(&format!("it would have more than {MAX_ADDRESSES} interfaces"));
+        return refuse(&format!("it would have more than {MAX_ADDRESSES} interfaces or ports"));
     }
-    if interfaces.iter().enumerate().any(|(at, one)| interfaces[..at].contains(one)) {
+    // Ports of InfiniBand may share the address of their control connections.
+    let is_same = |one: &Device, other: &Device| match (&one.ports[..], &other.ports[..]) {
+        ([], []) => one.interfaces == other.interfaces,
+        _ => one.name == other.name,
+    };
+    let others = |at: usize| devices[..at].iter().copied();
+    if devices.iter().enumerate().any(|(at, one)| others(at).any(|other| is_same(one, other))) {
         return refuse("one of them is there twice");
     }
+    if let Some(why) = different_networks(devices.iter().flat_map(|device| device.ports())) {
+        return refuse(why);
+    }
     join(devices.iter().copied().cloned().collect())
+}
+
+/// Why no network can have all of these ports, if so.
+fn different_networks<'a>(
+    mut ports: impl Iterator<Item = &'a Arc<Adapter>>,
+) -> Option<&'static str> {
+    let is_ethernet = ports.next()?.is_ethernet();
+    ports
+        .any(|port| port.is_ethernet() != is_ethernet)
+        .then_some("InfiniBand and RoCE do not reach each other")
 }
 
 /// One device of all.
 fn join(devices: Vec<Device>) -> Result<Device, Error> {
     let names: Vec<&str> = devices.iter().map(Device::name).collect();
+    let of_rdma = devices.iter().any(|device| !device.ports.is_empty());
+    let (kind, by) = match of_rdma {
+        true => ("RDMA ports", "NCCL_IB_HCA"),
+        false => ("interfaces", "NCCL_SOCKET_IFNAME"),
+    };
+    let refuse = |why: &str| {
+        let names = names.join(", ");
+        let what =
+            format!("EVENKEEL_DEVICES=joined: {why}, there are {names}: pick some with {by}");
+        Err(Error::new(ErrorKind::Config, what))
+    };
     if devices.len() > MAX_ADDRESSES {
-        return Err(Error::new(
-            ErrorKind::Config,
-            format!(
-                "EVENKEEL_DEVICES=joined: at most {MAX_ADDRESSES} interfaces can be joined, there are {}: pick some with NCCL_SOCKET_IFNAME",
-                names.join(", ")
-            ),
-        ));
+        return refuse(&format!("at most {MAX_ADDRESSES} {kind} can be joined"));
+    }
+    if let Some(why) = different_networks(devices.iter().flat_map(Device::ports)) {
+        return refuse(why);
     }
     let pci_path = match &devices[..] {
         [device] => device.pci_path.clone(),
@@ -368,7 +426,7 @@ fn join(devices: Vec<Device>) -> Result<Device, Error> {
         name: names.join("+"),
         speed: devices.iter().map(|device| device.speed).fold(0, u32::saturating_add),
         pci_path,
-        rdma: None,
+        ports: devices.iter().flat_map(|device| device.ports.iter().cloned()).collect(),
         interfaces: devices.into_iter().flat_map(|device| device.interfaces).collect(),
     })
 }
@@ -385,7 +443,7 @@ fn describe(address: &InterfaceAddress, override_speed: Option<u32>, log: &dyn L
         .ok()
         .map(|path| path.to_string_lossy().into_owned());
     let interfaces = vec![Interface { ip: address.ip, index: address.index, shared: None }];
-    Device { name: name.clone(), interfaces, speed, pci_path, rdma: None }
+    Device { name: name.clone(), interfaces, speed, pci_path, ports: Vec::new() }
 }
 
 fn read_speed(name: &str) -> Option<u32> {
@@ -597,7 +655,8 @@ mod tests {
 
     fn device(ip: &str, index: u32) -> Device {
         let interfaces = vec![Interface { ip: ip.parse().unwrap(), index, shared: None }];
-        Device { name: format!("eth{index}"), interfaces, speed: 1000, pci_path: None, rdma: None }
+        let name = format!("eth{index}");
+        Device { name, interfaces, speed: 1000, pci_path: None, ports: Vec::new() }
     }
 
     fn peer(addresses: &[&str]) -> Handle {

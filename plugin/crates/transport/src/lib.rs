@@ -7,7 +7,7 @@
 //! listener or connection and stop with the last.
 //!
 //! The peers agree on TCP or RDMA when a connection is opened, and callers need not know: TCP uses several flows, RDMA
-//! several queue pairs between two ports.
+//! several queue pairs between the ports of both.
 //!
 //! A failure of a connection is reported by all its requests and by one log line. Errors of a call itself are left to the
 //! caller to log: [`Error::is_logged`] tells them apart.
@@ -144,7 +144,7 @@ impl Transport {
             );
         }
         let devices = device::discover(&settings, host_memory_only, &log)?;
-        let adapters = devices.iter().filter_map(Device::rdma).cloned().collect();
+        let adapters = devices.iter().flat_map(Device::ports).cloned().collect();
         let unmatched = settings.rails.unmatched(devices.iter().map(Device::name));
         if !unmatched.is_empty() {
             let (unmatched, names) = (unmatched.join(", "), names(&devices));
@@ -169,7 +169,7 @@ impl Transport {
         &self.devices
     }
 
-    /// Makes one device of several, whose flows share its messages, as with `EVENKEEL_DEVICES=joined`. Returns its number,
+    /// Makes one device of several, whose flows or queue pairs share its messages, as with `EVENKEEL_DEVICES=joined`. Returns its number,
     /// which comes after those of the host's devices. The same devices again give the same number.
     ///
     /// # Errors

@@ -215,53 +215,75 @@ impl Drop for MemoryRegion {
 /// Registered memory of this process. Peers write to it and it is copied from, or it is copied to and then sent. No
 /// reference to its bytes ever exists.
 pub struct StagingBuffer {
-    /// Dropped before the memory is freed.
-    region: Option<MemoryRegion>,
+    /// One for each device that accesses it. Dropped before the memory is freed.
+    regions: Vec<MemoryRegion>,
     pages: Pages,
     length: usize,
 }
 
 impl StagingBuffer {
-    /// A buffer of `length` bytes, all zero.
+    /// A buffer of `length` bytes, all zero, for these devices: at least one.
     ///
     /// # Errors
     /// As [`MemoryRegion::register`].
-    pub fn new(context: &Arc<Context>, length: usize) -> Result<Self, Error> {
+    ///
+    /// # Panics
+    /// Without a device.
+    pub fn new<'a>(
+        contexts: impl IntoIterator<Item = &'a Arc<Context>>,
+        length: usize,
+    ) -> Result<Self, Error> {
         let pages = Pages::new(length).map_err(|error| Error::Call {
-            what: format!("cannot allocate {length} bytes for {}", context.name()),
+            what: format!("cannot allocate {length} bytes for RDMA"),
             error,
         })?;
-        let mut buffer = Self { region: None, pages, length };
-        buffer.reregister(context)?;
+        let mut buffer = Self { regions: Vec::new(), pages, length };
+        buffer.reregister(contexts)?;
         Ok(buffer)
     }
 
-    /// Registers it with another device instead. Its bytes stay the same.
+    /// Registers it with other devices instead, at least one. Its bytes stay the same.
     ///
     /// # Errors
-    /// As [`MemoryRegion::register`]; the previous registration then stays.
-    pub fn reregister(&mut self, context: &Arc<Context>) -> Result<(), Error> {
+    /// As [`MemoryRegion::register`]; the previous registrations then stay.
+    ///
+    /// # Panics
+    /// Without a device.
+    pub fn reregister<'a>(
+        &mut self,
+        contexts: impl IntoIterator<Item = &'a Arc<Context>>,
+    ) -> Result<(), Error> {
         let start = self.pages.start();
-        // SAFETY: the buffer owns the memory, drops the region first and gives out no reference.
-        let region = unsafe {
-            MemoryRegion::register(context, start, self.length, Access::RemoteReadWrite)
-        }?;
-        self.region = Some(region);
+        let mut regions: Vec<MemoryRegion> = Vec::new();
+        for context in contexts {
+            // Two ports of a device share its registration.
+            if regions.iter().any(|region| region.is_of(context)) {
+                continue;
+            }
+            // SAFETY: the buffer owns the memory, drops the regions first and gives out no reference.
+            regions.push(unsafe {
+                MemoryRegion::register(context, start, self.length, Access::RemoteReadWrite)
+            }?);
+        }
+        assert!(!regions.is_empty());
+        self.regions = regions;
         Ok(())
     }
 
-    /// Its memory region.
-    pub fn region(&self) -> &MemoryRegion {
-        match &self.region {
+    /// Its memory region with a device.
+    ///
+    /// # Panics
+    /// When it is not registered with the device.
+    pub fn region(&self, context: &Arc<Context>) -> &MemoryRegion {
+        match self.regions.iter().find(|region| region.is_of(context)) {
             Some(region) => region,
-            // `new` returns no buffer without a region.
-            None => unreachable!("a staging buffer is registered"),
+            None => panic!("a staging buffer is not registered with {}", context.name()),
         }
     }
 
     /// The address of the byte at `offset`.
     pub fn address(&self, offset: usize) -> u64 {
-        self.region().start() + offset as u64
+        self.pages.start().expose_provenance() as u64 + offset as u64
     }
 
     /// Copies bytes out. What a peer wrote is there once its completion was polled.
@@ -292,6 +314,6 @@ impl StagingBuffer {
 impl Drop for StagingBuffer {
     fn drop(&mut self) {
         // Before the memory is freed.
-        self.region = None;
+        self.regions.clear();
     }
 }

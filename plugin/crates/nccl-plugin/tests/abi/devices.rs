@@ -1,16 +1,16 @@
 //! Devices that NCCL makes of several, and devices in one subnet.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::process::Command;
 use std::{env, fs, ptr};
 
 use evenkeel_nccl_abi::{
     HANDLE_SIZE, INVALID_ARGUMENT, INVALID_USAGE, NcclResult, NetV9, NetV10, NetV11, NetV12,
-    PropertiesV9, PropertiesV11, PropertiesV12, SUCCESS, VDeviceProperties,
+    PTR_HOST, PropertiesV9, PropertiesV11, PropertiesV12, SUCCESS, VDeviceProperties,
 };
 use evenkeel_transport::HANDLE_BYTES;
 
-use crate::harness::{Handle, Net, in_rdma_lab, until};
+use crate::harness::{Handle, Net, in_rdma_lab, pattern, run_in_child_process, until};
 
 /// The number that `makeVDevice` gives, or its error.
 fn fuse(net: &Net, members: &[c_int]) -> Result<c_int, NcclResult> {
@@ -141,6 +141,95 @@ fn child_fuse() {
         }
         net.close_send(pair.0);
         net.close_recv(pair.1);
+        net.finalize();
+    }
+}
+
+/// Packets that an RDMA device has sent.
+fn packets(device: &str) -> u64 {
+    let path = format!("/sys/class/infiniband/{device}/ports/1/hw_counters/sent_pkts");
+    fs::read_to_string(path).unwrap().trim().parse().unwrap()
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn rdma_ports_are_fused_by_make_v_device() {
+    let both = ("NCCL_IB_HCA", "=rxe0,rxe1");
+    for asked in ["NCCL_NET_FORCE_MERGE", "NCCL_NET_MERGE_LEVEL"] {
+        run_in_child_process("devices::child_fuse_ports", &[both, (asked, "SYS")]);
+    }
+    run_in_child_process("devices::child_separate", &[both]);
+}
+
+#[test]
+#[ignore = "part of another test"]
+fn child_fuse_ports() {
+    // The other variable asks for the same.
+    let versions = match env::var_os("NCCL_NET_FORCE_MERGE") {
+        Some(_) => &[9, 10, 11, 12][..],
+        None => &[12],
+    };
+    for version in versions.iter().copied() {
+        let mut net = Net::init(version, 0xf7).unwrap();
+        assert_eq!(net.devices(), 2);
+        assert_eq!(fuse(&net, &[0, 1]), Ok(2), "v{version}");
+        assert_eq!(net.devices(), 3);
+        let [one, other] = [0, 1].map(|device| described(&net, device).0);
+        assert_eq!(described(&net, 2), (one + other, 2, [0, 1]));
+        for wrong in [&[0, 7][..], &[-1, 0]] {
+            assert_eq!(fuse(&net, wrong), Err(INVALID_ARGUMENT));
+        }
+        for wrong in [&[0][..], &[1, 1], &[]] {
+            assert_eq!(fuse(&net, wrong), Err(INVALID_USAGE), "{wrong:?}");
+        }
+        if version == 12 {
+            // SAFETY: zeroes are valid for all fields: numbers and pointers.
+            let mut properties = unsafe { std::mem::zeroed::<PropertiesV12>() };
+            let get = net.table::<NetV12>().get_properties.unwrap();
+            // SAFETY: the place outlives the call.
+            assert_eq!(unsafe { get(2, &mut properties) }, SUCCESS);
+            // SAFETY: the plugin's names end in a zero byte and are never freed.
+            let name = unsafe { CStr::from_ptr(properties.name) };
+            assert_eq!(name, c"rxe0:1+rxe1:1");
+            assert_eq!((properties.port, properties.reg_is_global), (1, 1));
+            assert_eq!(properties.ptr_support, PTR_HOST);
+        }
+        net.on = 2;
+        net.from = 2;
+        let before = ["rxe0", "rxe1"].map(packets);
+        let (send, recv) = net.pair();
+        // Parts of the long ones have not all gone when the next port has room.
+        let sizes = [0, 1, 4096, 4097, 100_000, 524_289, 3 << 20, 8 << 20, 16 << 20];
+        for (seed, size) in sizes.into_iter().enumerate() {
+            let mut message = pattern(seed, size);
+            let mut buffer = vec![0_u8; size + 64];
+            let registered = (size > 4096).then(|| {
+                // SAFETY: the memory stays until it is deregistered, and is not used otherwise while a request has it.
+                unsafe {
+                    let sent = net.register(send, message.as_mut_ptr(), size, PTR_HOST);
+                    let received = net.register(recv, buffer.as_mut_ptr(), size + 64, PTR_HOST);
+                    (sent.unwrap(), received.unwrap())
+                }
+            });
+            // SAFETY: as above.
+            let (receiving, sending) = unsafe {
+                let receiving = net.irecv(recv, buffer.as_mut_ptr(), size + 64).unwrap().unwrap();
+                (receiving, net.isend(send, message.as_ptr(), size).unwrap().unwrap())
+            };
+            assert_eq!(net.finish(receiving), Ok(size), "v{version}");
+            net.finish(sending).unwrap();
+            if let Some((sent, received)) = registered {
+                net.deregister(send, sent);
+                net.deregister(recv, received);
+            }
+            assert!(buffer[..size] == message[..], "v{version}, {size} bytes");
+            assert!(buffer[size..].iter().all(|byte| *byte == 0), "behind {size} bytes");
+        }
+        for (device, before) in ["rxe0", "rxe1"].into_iter().zip(before) {
+            assert!(packets(device) - before > 500, "v{version}: {device} has carried its share");
+        }
+        net.close_send(send);
+        net.close_recv(recv);
         net.finalize();
     }
 }

@@ -6,9 +6,11 @@
 //! not acknowledged. The listener first makes sure that nothing more arrives over the old queue pair, and then answers which
 //! of the parts it has. Those are not sent again, and the others cannot arrive twice.
 //!
-//! Queue pairs belong to the two ports whose addresses the control connection uses. When that path fails, the connector
-//! opens another control connection, from or to another address. Both sides then send their port again, and the connector
-//! offers all queue pairs again. Messages that do not depend on the ports are replayed if the peer has not received them
+//! Each side may use several ports. The queue pair of index `i` is between the ports of index `i` modulo their number on each
+//! side. Where a side cannot have a queue pair, it sends the number 0 in its place, and the queue pair is offered again later.
+//!
+//! When the path of the control connection fails, the connector opens another one, from or to another address. Both sides
+//! then send their ports again, and the connector offers all queue pairs again. Messages that do not depend on the ports are replayed if the peer has not received them
 //! ([`crate::ReplayBuffer`]).
 
 use std::net::{IpAddr, Ipv6Addr};
@@ -17,6 +19,8 @@ use super::arrivals::WINDOW;
 use crate::codec::{array, mapped};
 use crate::limits::{MAX_ADDRESSES, MAX_QUEUE_PAIRS};
 
+/// Maximum number of ports of a side of a connection.
+pub const MAX_PORTS: usize = MAX_ADDRESSES;
 /// Maximum number of parts of messages that a queue pair has in flight.
 pub const MAX_PARTS_IN_FLIGHT: usize = 64;
 /// Length of a message's header: kind u8, index of the queue pair u8, length of the body u16, zero u32.
@@ -29,9 +33,10 @@ const ADDRESS: usize = 16;
 /// A control message. The first field of those about a queue pair is its index in the connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlMessage {
-    /// The sender's port, and the memory to write to. It is each side's first message on a connection's first control
-    /// connection, and the second one on others.
-    Port(PortInfo),
+    /// The sender's ports, 1 to [`MAX_PORTS`], and the memory to write to. It is each side's first message on a connection's
+    /// first control connection, and the second one on others. From the connector also the number of the listener's ports
+    /// for whose keys its memory has room in each credit, 1 to [`MAX_PORTS`]; 1 from the listener.
+    Ports(u8, Vec<PortInfo>),
     /// The connector has a new queue pair. These parts may not have been received over the old one.
     Offer(u8, QueuePairInfo, Vec<MessagePart>),
     /// The listener has one too. It has received the parts whose bit is set; the lowest bit is for the first part.
@@ -92,10 +97,10 @@ impl PacketMarking {
     pub const MAX_SERVICE_LEVEL: u8 = 15;
 }
 
-/// A queue pair.
+/// A queue pair, or that there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuePairInfo {
-    /// Its number.
+    /// Its number; 0 if there is none. Numbers 0 and 1 belong to the fabric's management.
     pub number: u32,
     /// Number of its first packet.
     pub sequence: u32,
@@ -128,7 +133,7 @@ impl ControlMessage {
             | Self::TagsDifferFrom(_)
             | Self::SameTagBelow(..)
             | Self::AlternateAddresses(_) => true,
-            Self::Port(_)
+            Self::Ports(..)
             | Self::Offer(..)
             | Self::Answer(..)
             | Self::Ready(_)
@@ -137,19 +142,14 @@ impl ControlMessage {
         }
     }
 
-    /// The bytes to send. Parts of an offer beyond [`MAX_PARTS_IN_FLIGHT`], lengths beyond [`WINDOW`] and addresses beyond
-    /// [`MAX_ADDRESSES`] are left out.
+    /// The bytes to send. Ports beyond [`MAX_PORTS`], parts of an offer beyond [`MAX_PARTS_IN_FLIGHT`], lengths beyond
+    /// [`WINDOW`] and addresses beyond [`MAX_ADDRESSES`] are left out.
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Vec::new();
         let (kind, index) = match self {
-            Self::Port(port) => {
-                body.extend(port.gid);
-                body.extend(port.lid.to_le_bytes());
-                body.extend([port.mtu, port.eager.into()]);
-                body.extend(port.key.to_le_bytes());
-                body.extend(port.address.to_le_bytes());
-                body.extend([port.marking.traffic_class, port.marking.service_level]);
-                (1, 0)
+            Self::Ports(keys, ports) => {
+                ports.iter().take(MAX_PORTS).for_each(|port| port.encode(&mut body));
+                (1, keys.saturating_sub(1))
             }
             Self::Offer(index, pair, parts) => {
                 body.extend(pair.encode());
@@ -217,17 +217,28 @@ impl ControlMessage {
         let length = u16::from_le_bytes([low, high]);
         let error = ControlMessageError { kind, length };
         let max = PAIR + MAX_PARTS_IN_FLIGHT * PART;
-        let has_queue_pair = matches!(kind, 2..=5);
+        let max_index = match kind {
+            1 => MAX_PORTS,
+            2..=5 => MAX_QUEUE_PAIRS,
+            _ => 1,
+        };
         if !(1..=12).contains(&kind)
             || usize::from(length) > max
             || zeros != [0; 4]
-            || usize::from(index) >= if has_queue_pair { MAX_QUEUE_PAIRS } else { 1 }
+            || usize::from(index) >= max_index
         {
             return Err(error);
         }
         let Some(body) = rest.get(..length.into()) else { return Ok(None) };
         let message = match (kind, body.len()) {
-            (1, PORT) => Self::Port(PortInfo::decode(body).ok_or(error)?),
+            (1, length) if (PORT..=MAX_PORTS * PORT).contains(&length) => {
+                let ports = body.chunks_exact(PORT);
+                if !ports.remainder().is_empty() {
+                    return Err(error);
+                }
+                let ports: Option<Vec<_>> = ports.map(PortInfo::decode).collect();
+                Self::Ports(index + 1, ports.ok_or(error)?)
+            }
             (2, length) if length >= PAIR && (length - PAIR).is_multiple_of(PART) => {
                 let (pair, parts) = body.split_at(PAIR);
                 let parts = parts.chunks_exact(PART).map(|part| MessagePart {
@@ -274,6 +285,15 @@ impl ControlMessage {
 }
 
 impl PortInfo {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend(self.gid);
+        out.extend(self.lid.to_le_bytes());
+        out.extend([self.mtu, self.eager.into()]);
+        out.extend(self.key.to_le_bytes());
+        out.extend(self.address.to_le_bytes());
+        out.extend([self.marking.traffic_class, self.marking.service_level]);
+    }
+
     fn decode(body: &[u8]) -> Option<Self> {
         let port = Self {
             gid: array(body, 0),
@@ -292,6 +312,9 @@ impl PortInfo {
 }
 
 impl QueuePairInfo {
+    /// There is no queue pair.
+    pub const NONE: Self = Self { number: 0, sequence: 0 };
+
     fn encode(self) -> [u8; PAIR] {
         let mut out = [0; PAIR];
         out[..4].copy_from_slice(&self.number.to_le_bytes());
@@ -317,16 +340,21 @@ mod tests {
         let parts: Vec<MessagePart> = (0..MAX_PARTS_IN_FLIGHT as u32)
             .map(|index| MessagePart { message: 1 << 40, index })
             .collect();
+        let port = PortInfo {
+            gid: [7; 16],
+            lid: 3,
+            mtu: 5,
+            eager: true,
+            address: 0x7fff_0000_1000,
+            key: 99,
+            marking: PacketMarking { traffic_class: 0xff, service_level: 15 },
+        };
         vec![
-            ControlMessage::Port(PortInfo {
-                gid: [7; 16],
-                lid: 3,
-                mtu: 5,
-                eager: true,
-                address: 0x7fff_0000_1000,
-                key: 99,
-                marking: PacketMarking { traffic_class: 0xff, service_level: 15 },
-            }),
+            ControlMessage::Ports(1, vec![port]),
+            ControlMessage::Ports(
+                MAX_PORTS as u8,
+                (1..=MAX_PORTS as u32).map(|key| PortInfo { key, ..port }).collect(),
+            ),
             ControlMessage::Offer(7, pair, vec![]),
             ControlMessage::Offer(0, pair, parts),
             ControlMessage::Answer(1, pair, u64::MAX),
@@ -377,6 +405,14 @@ mod tests {
         // There is no such MTU.
         port[HEADER + 18] = 6;
         assert!(ControlMessage::decode(&port).is_err());
+        // More ports, and more keys, than a side may have.
+        let mut ports = messages()[1].encode();
+        ports[2] += PORT as u8;
+        ports.extend([0; PORT]);
+        assert!(ControlMessage::decode(&ports).is_err());
+        let mut keys = messages()[1].encode();
+        keys[1] = MAX_PORTS as u8;
+        assert!(ControlMessage::decode(&keys).is_err());
     }
 
     proptest! {

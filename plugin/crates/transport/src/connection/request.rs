@@ -4,10 +4,9 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use evenkeel_verbs::MemoryRegion;
-
 use crate::error::Error;
 use crate::memory::buffers::RecvBuffer;
+use crate::rdma::Regions;
 use crate::runtime::waiters;
 
 /// Maximum number of outstanding requests of one connection.
@@ -67,8 +66,8 @@ impl Operation {
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) buffer: RecvBuffer,
-    /// The region in which the caller has registered the buffer, over RDMA.
-    pub(crate) registered: Option<Arc<MemoryRegion>>,
+    /// The regions in which the caller has registered the buffer, over RDMA.
+    pub(crate) registered: Regions,
     operation: Arc<Operation>,
     index: usize,
 }
@@ -76,7 +75,7 @@ pub(crate) struct Target {
 impl Target {
     /// The buffer with this index in its request.
     pub(crate) fn new(buffer: RecvBuffer, operation: &Arc<Operation>, index: usize) -> Self {
-        Self { buffer, registered: None, operation: Arc::clone(operation), index }
+        Self { buffer, registered: Regions::default(), operation: Arc::clone(operation), index }
     }
 
     /// The message is received and has this length.

@@ -177,19 +177,20 @@ impl Acceptor {
         let id = hello.connection;
         let by_rdma = self.context.settings.transport_mode != TransportMode::Tcp;
         let context = self.context_of(Some(&stream));
-        let device = context.device.clone();
-        let adapter = device.rdma().filter(|_| by_rdma);
+        let has_port = by_rdma && !context.device.ports().is_empty();
         let mut state = lock(&self.state);
         let waiting = state.partial.len() + state.ready.len() + state.agreeing.len();
-        let outcome = match adapter {
-            None => Err(Refusal::NoRdma),
-            Some(_) if state.closed => Err(Refusal::Gone),
-            Some(_) if waiting >= MAX_UNACCEPTED => Err(Refusal::Busy),
-            Some(_) if state.agreeing.contains_key(&id) => Err(Refusal::Inconsistent),
-            Some(adapter) => Ok(adapter),
+        let outcome = match has_port {
+            false => Err(Refusal::NoRdma),
+            true if state.closed => Err(Refusal::Gone),
+            true if waiting >= MAX_UNACCEPTED => Err(Refusal::Busy),
+            true if state.agreeing.contains_key(&id) => Err(Refusal::Inconsistent),
+            true => Ok(()),
         };
-        answer(&mut stream, id, outcome.map(|_| ()))?;
-        let Ok(adapter) = outcome else { return Ok(()) };
+        answer(&mut stream, id, outcome)?;
+        if outcome.is_err() {
+            return Ok(());
+        }
         let listener = Arc::downgrade(self);
         let opened = Box::new(move |opened: Result<(), Error>| {
             if let Some(listener) = listener.upgrade() {
@@ -202,15 +203,7 @@ impl Acceptor {
         let others = context.other_ports().filter(|_| self.everywhere);
         let elsewhere = others.flat_map(|device| device.addresses()).collect();
         let control = (stream, peer);
-        match rdma::Receiver::open(
-            context,
-            adapter,
-            workers,
-            control,
-            queue_pairs,
-            elsewhere,
-            opened,
-        ) {
+        match rdma::Receiver::open(context, workers, control, queue_pairs, elsewhere, opened) {
             Ok(receiver) => {
                 receiver.base().set_id(id);
                 drop(state.agreeing.insert(id, receiver));
@@ -233,8 +226,8 @@ impl Acceptor {
         state.candidates.retain(|candidate| candidate.strong_count() > 0);
         let outcome = match &receiver {
             None => Err(Refusal::Gone),
-            Some(_) if device.rdma().is_none() => Err(Refusal::NoRdma),
-            Some(_) if device.rdma().is_some_and(|port| port.is_down()) => Err(Refusal::Busy),
+            Some(_) if device.ports().is_empty() => Err(Refusal::NoRdma),
+            Some(_) if device.is_down() => Err(Refusal::Busy),
             Some(_) if state.candidates.len() >= MAX_UNACCEPTED => Err(Refusal::Busy),
             Some(_) => Ok(()),
         };

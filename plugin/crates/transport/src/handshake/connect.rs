@@ -48,6 +48,8 @@ struct AttemptState {
     cause: Option<String>,
     /// Whether RDMA is to carry the messages, as far as this side knows.
     use_rdma: bool,
+    /// The path of the next control connection: each attempt takes another pair of ports, if there are several.
+    control_path: u32,
     /// The RDMA connection whose queue pairs are not agreed on yet.
     agreeing: Option<Arc<rdma::Sender>>,
     /// The outcome, until it is polled.
@@ -74,7 +76,9 @@ impl Connecting {
         let connection = ConnectionId(sys::random().map_err(|error| Error::system(&what, &error))?);
         let flows = context.settings.flows;
         let use_rdma = context.settings.transport_mode != TransportMode::Tcp
-            && context.device.rdma().is_some();
+            && !context.device.ports().is_empty();
+        let first_up = context.device.ports().iter().position(|port| !port.is_down());
+        let control_path = first_up.unwrap_or(0) as u32;
         let deadline = Instant::now() + context.settings.connect_timeout;
         let workers = Arc::clone(runtime.workers());
         let (clock, retry_clock) = (workers.registration(), workers.registration());
@@ -92,6 +96,7 @@ impl Connecting {
                 retries: Vec::new(),
                 cause: None,
                 use_rdma,
+                control_path,
                 agreeing: None,
                 outcome: None,
                 over: false,
@@ -177,16 +182,16 @@ impl Attempt {
 
     /// Starts to open one flow, or the control connection.
     fn dial_flow(self: &Arc<Self>, state: &mut AttemptState, flow: u32) -> Result<(), DialError> {
-        let Context { settings, log, .. } = &self.destination.context;
+        let log = &self.destination.context.log;
         let (destination, handler) = (&self.destination, Arc::<Self>::clone(self));
         let dial = match state.use_rdma {
-            true => Dial::control_connection(
-                destination,
-                handler,
-                flow,
-                settings.queue_pairs,
-                self.deadline,
-            ),
+            true => {
+                let path = state.control_path;
+                state.control_path += 1;
+                let count = rdma::Sender::queue_pair_count(destination);
+                let deadline = self.control_deadline();
+                Dial::control_connection(destination, handler, (flow, path), count, deadline)
+            }
             false => Dial::start(destination, handler, flow, self.deadline),
         };
         match dial {
@@ -197,6 +202,17 @@ impl Attempt {
             Err(error) => {
                 descriptors::report_shortage(&error, &**log);
                 self.retry_later(state, flow, error.into())
+            }
+        }
+    }
+
+    /// By when a control connection has to be accepted. With several pairs of ports, there is time for the others.
+    fn control_deadline(&self) -> Instant {
+        match rdma::Sender::port_pairs(&self.destination) as u32 {
+            ..=1 => self.deadline,
+            pairs => {
+                let timeout = self.destination.context.settings.connect_timeout / (2 * pairs);
+                self.deadline.min(Instant::now() + timeout)
             }
         }
     }
@@ -259,7 +275,6 @@ impl Attempt {
     /// The listener has accepted the control connection: agrees on queue pairs.
     fn agree_queue_pairs(self: &Arc<Self>, stream: Stream) {
         let destination = &self.destination;
-        let Some(adapter) = destination.context.device.rdma() else { return };
         let attempt = Arc::downgrade(self);
         let opened = Box::new(move |opened: Result<(), Error>| {
             let Some(attempt) = attempt.upgrade() else { return };
@@ -283,7 +298,7 @@ impl Attempt {
         if state.over {
             return;
         }
-        match rdma::Sender::open(destination, adapter, stream, self.deadline, opened) {
+        match rdma::Sender::open(destination, stream, self.deadline, opened) {
             Ok(sender) => state.agreeing = Some(sender),
             Err(error) => {
                 drop(state);

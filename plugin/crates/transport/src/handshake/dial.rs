@@ -129,29 +129,30 @@ impl Dial {
         flow: u32,
         deadline: Instant,
     ) -> io::Result<Arc<Self>> {
-        Self::begin(destination, handler, flow, None, deadline)
+        Self::begin(destination, handler, (flow, flow), None, deadline)
     }
 
-    /// As [`Dial::start`], for a control connection with this number, of a connection with this number of queue pairs.
+    /// As [`Dial::start`], for a control connection with this number, of a connection with this number of queue pairs. It takes
+    /// the path that a flow with the number `path` takes.
     pub(crate) fn control_connection(
         destination: &Arc<Destination>,
         handler: Arc<dyn DialHandler>,
-        number: u32,
+        (number, path): (u32, u32),
         queue_pairs: u16,
         deadline: Instant,
     ) -> io::Result<Arc<Self>> {
-        Self::begin(destination, handler, number, Some(queue_pairs), deadline)
+        Self::begin(destination, handler, (number, path), Some(queue_pairs), deadline)
     }
 
     fn begin(
         destination: &Arc<Destination>,
         handler: Arc<dyn DialHandler>,
-        flow: u32,
+        (flow, path): (u32, u32),
         queue_pairs: Option<u16>,
         deadline: Instant,
     ) -> io::Result<Arc<Self>> {
         let Destination { context, workers, handle, .. } = &**destination;
-        let (local, peer) = context.device.path(flow, handle);
+        let (local, peer) = context.device.path(path, handle);
         let kind = Type::STREAM.nonblocking().cloexec();
         let socket = Socket::new(Domain::for_address(peer), kind, None)?;
         configure_socket(&socket, context)?;
@@ -160,7 +161,7 @@ impl Dial {
             let _ = sys::set_port_at_connect(&socket);
             // Packets must leave through the device that was asked for.
             socket.bind(&local.into())?;
-            if let Some(interface) = context.device.bound_interface(flow, &peer) {
+            if let Some(interface) = context.device.bound_interface(path, &peer) {
                 // Kernels before 5.7 ask for a privilege: without it the route decides.
                 let _ = socket.bind_device(Some(interface.as_bytes()));
             }

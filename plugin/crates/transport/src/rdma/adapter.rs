@@ -332,6 +332,11 @@ impl Adapter {
         u64::from_str_radix(&text.trim().replace(':', ""), 16).ok().filter(|guid| *guid > 0)
     }
 
+    /// Whether it is RoCE, and not InfiniBand.
+    pub(crate) fn is_ethernet(&self) -> bool {
+        self.port.ethernet
+    }
+
     /// The memory in which messages may be.
     pub(crate) fn memory_types(&self) -> MemoryTypes {
         self.memory_types

@@ -1,18 +1,19 @@
 //! What both ends of a connection share: how it opens, fails and closes, and which thread works on its state.
 
 use std::any::Any;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::Instant;
 
 use evenkeel_protocol::{ControlMessage, PacketMarking, PortInfo};
-use evenkeel_verbs::{Gid, MemoryRegion};
+use evenkeel_verbs::{Gid, StagingBuffer};
 
 use super::completion_polling::CompletionPolling;
 use super::control::ControlConnection;
-use super::error::{ConnectionError, system};
+use super::error::{ConnectionError, gids};
 use super::events::{EventHandler, EventWatch};
-use super::queue_pairs::{QueuePairEvent, QueuePairs};
+use super::queue_pairs::{OwnPort, QueuePairEvent, QueuePairs};
 use crate::Context;
 use crate::connection::base::{Base, Direction, InFlight, TransportKind};
 use crate::connection::request::Owner;
@@ -37,8 +38,8 @@ pub(crate) struct Endpoint<S> {
     state: Mutex<S>,
     /// For the control connection and for deadlines.
     control_registration: Registration,
-    /// For the completion queue.
-    cq_registration: Registration,
+    /// For the completion queue of each port.
+    cq_registrations: Vec<Registration>,
 }
 
 /// The state of one end, and what differs between the sender and the receiver.
@@ -107,8 +108,8 @@ pub(crate) trait EndpointState: Send + Sized + 'static {
 pub(crate) struct EndpointCore<W> {
     pub(super) queue_pairs: QueuePairs<W>,
     pub(super) control: ControlConnection,
-    /// The peer's port, once it is known.
-    pub(super) peer_port: Option<PortInfo>,
+    /// The peer's ports, once they are known.
+    pub(super) peer_ports: Vec<PortInfo>,
     /// The communicator's traffic class, if it has one.
     traffic_class: Option<u8>,
     /// Whether this end allows eager messages.
@@ -121,8 +122,8 @@ pub(crate) struct EndpointCore<W> {
     /// Set when the owner has closed the connection and messages are still to be delivered; with the deadline.
     pub(super) lingering: Option<(Linger, Instant)>,
     pub(super) completion_polling: CompletionPolling,
-    /// Reports the events of the port's device.
-    event_watch: Option<Arc<EventWatch>>,
+    /// Report the events of the ports' devices.
+    event_watches: Vec<Arc<EventWatch>>,
     close_sent: bool,
     closed: bool,
 }
@@ -139,7 +140,7 @@ impl<W> EndpointCore<W> {
         Self {
             queue_pairs,
             control: ControlConnection::new(stream, context.settings.peer_timeout),
-            peer_port: None,
+            peer_ports: Vec::new(),
             traffic_class: context.traffic_class,
             eager: context.memory_types.is_host_only(),
             peer_is_eager: false,
@@ -147,21 +148,32 @@ impl<W> EndpointCore<W> {
             opening: Some((on_opened, deadline)),
             lingering: None,
             completion_polling: CompletionPolling::default(),
-            event_watch: None,
+            event_watches: Vec::new(),
             close_sent: false,
             closed: false,
         }
     }
 
-    /// Sends the peer this end's port, and the memory that the peer writes to.
-    pub(super) fn send_port(&mut self, memory: &MemoryRegion) {
-        let port = self.queue_pairs.adapter.port_info(memory, self.eager, self.marking());
-        self.control.send(&ControlMessage::Port(port));
+    /// Sends the peer this end's ports, and the memory that the peer writes to, which has room for this number of keys in each
+    /// credit.
+    pub(super) fn send_ports(&mut self, memory: &StagingBuffer, keys: usize) {
+        let info = |port: &OwnPort| {
+            let (adapter, marking) = (&port.adapter, port.adapter.marking(self.traffic_class));
+            adapter.port_info(memory.region(&adapter.context), self.eager, marking)
+        };
+        let ports = self.queue_pairs.ports().iter().map(info).collect();
+        self.control.send(&ControlMessage::Ports(keys as u8, ports));
     }
 
-    /// How packets are marked, if this end decides.
-    pub(super) fn marking(&self) -> PacketMarking {
-        self.queue_pairs.adapter.marking(self.traffic_class)
+    /// How packets of a queue pair are marked, if this end decides.
+    pub(super) fn marking(&self, index: usize) -> PacketMarking {
+        self.queue_pairs.adapter(index).marking(self.traffic_class)
+    }
+
+    /// The peer's port of a queue pair; `None` before it is known.
+    pub(super) fn peer_port(&self, index: usize) -> Option<PortInfo> {
+        let count = self.peer_ports.len().max(1);
+        self.peer_ports.get(index % count).copied()
     }
 
     /// Whether small messages are eager: both ends have to allow it.
@@ -169,15 +181,21 @@ impl<W> EndpointCore<W> {
         self.eager && self.peer_is_eager
     }
 
-    /// The peer has sent its port.
-    pub(super) fn set_peer_port(&mut self, port: PortInfo) -> Result<(), ConnectionError> {
+    /// The peer has sent its ports, of which this end's queue pairs use these, with at most `own` of this end's.
+    pub(super) fn set_peer_ports(
+        &mut self,
+        ports: Vec<PortInfo>,
+        own: usize,
+    ) -> Result<(), ConnectionError> {
+        let is_eager = ports.iter().all(|port| port.eager);
         // The memory types of messages are those of the connection's start.
-        if !self.is_opening() && port.eager != self.peer_is_eager {
+        if !self.is_opening() && is_eager != self.peer_is_eager {
             let what = "protocol error: the peer has changed whether it allows eager messages";
             return Err(ConnectionError::remote(what));
         }
-        self.peer_port = Some(port);
-        self.peer_is_eager = port.eager;
+        self.queue_pairs.set_ports(own, ports.len());
+        self.peer_ports = ports;
+        self.peer_is_eager = is_eager;
         Ok(())
     }
 
@@ -204,10 +222,11 @@ impl<W> EndpointCore<W> {
 
     /// Fails when a deadline for opening or lingering has passed, or when the completion queue has failed.
     pub(super) fn check_deadlines(&self, now: Instant) -> Result<(), ConnectionError> {
-        if self.queue_pairs.adapter.completion_queue_failed(&self.queue_pairs.completions) {
-            let name = self.queue_pairs.adapter.name();
-            let what = format!("completion queue of {name} has failed");
-            return Err(ConnectionError(ErrorKind::System, what));
+        for OwnPort { adapter, completions } in self.queue_pairs.all_ports() {
+            if adapter.completion_queue_failed(completions) {
+                let what = format!("completion queue of {} has failed", adapter.name());
+                return Err(ConnectionError(ErrorKind::System, what));
+            }
         }
         let what = if self.opening.as_ref().is_some_and(|(_, deadline)| now >= *deadline) {
             match self.queue_pairs.longest_down() {
@@ -239,14 +258,15 @@ impl<S: EndpointState> Endpoint<S> {
         direction: Direction,
         peer: SocketAddr,
         workers: &Arc<Workers>,
-        state: S,
+        mut state: S,
     ) -> Result<Arc<Self>, Error> {
+        let ports = state.core().queue_pairs.all_ports().len();
         let endpoint = Arc::new(Self {
             base: Base::new(context, direction, TransportKind::Rdma, peer),
             workers: Arc::clone(workers),
             state: Mutex::new(state),
             control_registration: workers.registration(),
-            cq_registration: workers.registration(),
+            cq_registrations: (0..ports).map(|_| workers.registration()).collect(),
         });
         let observed: Weak<Self> = Arc::downgrade(&endpoint);
         endpoint.base.context.metrics.watch(observed);
@@ -270,8 +290,8 @@ impl<S: EndpointState> Endpoint<S> {
         lock(&self.state)
     }
 
-    /// Fails over to another port and control connection, and returns whether that was possible. What was received over the
-    /// old ones counts; what is in flight on them does not.
+    /// Fails over to other ports and another control connection, and returns whether that was possible. What was received
+    /// over the old ones counts; what is in flight on them does not.
     pub(super) fn fail_over(
         this: &Arc<Self>,
         state: &mut S,
@@ -279,11 +299,15 @@ impl<S: EndpointState> Endpoint<S> {
         stream: Stream,
         why: &str,
     ) -> Result<bool, ConnectionError> {
-        let Some(adapter) = device.rdma() else { return Ok(false) };
-        // Without a completion queue the port is useless. The peer sees that the new control connection is closed.
-        let Ok(completions) = state.core().queue_pairs.completions_at(adapter) else {
+        // Without a completion queue a port is useless.
+        let count = state.core().queue_pairs.count();
+        let adapters = device.ports().iter().filter(|adapter| !adapter.is_down());
+        let ports = adapters.filter_map(|adapter| OwnPort::open(adapter, count).ok());
+        let ports: Vec<OwnPort> = ports.take(this.cq_registrations.len()).collect();
+        if ports.is_empty() {
+            // The peer sees that the new control connection is closed.
             return Ok(false);
-        };
+        }
         match state.poll_completions(usize::MAX, &this.base) {
             Ok(()) => {}
             // A device that is lost reports nothing any more.
@@ -291,16 +315,16 @@ impl<S: EndpointState> Endpoint<S> {
             Err(error) => return Err(error),
         }
         let core = state.core();
-        let before = Arc::clone(&core.queue_pairs.adapter);
-        this.cq_registration.end(&*core.queue_pairs.completions);
+        let from = core.queue_pairs.gids();
+        this.end_completions(core);
         this.control_registration.end(core.control.socket());
-        core.queue_pairs.move_to(adapter, completions, why);
+        core.queue_pairs.move_to(ports, why);
         core.control.replace_stream(stream, this.base.context.settings.peer_timeout);
-        core.peer_port = None;
+        core.peer_ports.clear();
         core.completion_polling = CompletionPolling::default();
         this.base.move_to(device);
         this.base.counters.recovered.add(1);
-        let (from, to) = (before.gid(), adapter.gid());
+        let to = core.queue_pairs.gids();
         this.base.warn(&match from == to {
             true => format!("connected again at GID {to}: {why}"),
             false => format!("failed over to GID {to} from {from}: {why}"),
@@ -310,26 +334,34 @@ impl<S: EndpointState> Endpoint<S> {
         Ok(true)
     }
 
-    /// Registers the control connection, the completion queue and the device's events with the workers.
+    /// Registers the control connection, the completion queues and the devices' events with the workers.
     fn watch(self: &Arc<Self>, state: &mut S) -> Result<(), ConnectionError> {
         let core = state.core();
-        core.queue_pairs.completions.arm().map_err(system)?;
-        let control = Arc::new(ControlSource(Arc::clone(self)));
-        let watched = self.control_registration.watch(core.control.socket(), control);
-        let completions = || Arc::new(CompletionSource(Arc::clone(self)));
-        watched
-            .and_then(|()| {
-                self.cq_registration.watch(&*core.queue_pairs.completions, completions())
-            })
-            .and_then(|()| {
-                let this: Weak<Self> = Arc::downgrade(self);
-                let watch = core.queue_pairs.adapter.watch_events(&self.workers, this)?;
-                core.event_watch = Some(watch);
-                Ok(())
-            })
-            .map_err(|error| Error::system("cannot watch a connection", &error))?;
+        core.queue_pairs.arm()?;
+        self.watch_all(core).map_err(|error| Error::system("cannot watch a connection", &error))?;
         self.control_registration.request_tick();
         Ok(())
+    }
+
+    fn watch_all(self: &Arc<Self>, core: &mut EndpointCore<S::Note>) -> io::Result<()> {
+        let control = Arc::new(ControlSource(Arc::clone(self)));
+        self.control_registration.watch(core.control.socket(), control)?;
+        let ports = core.queue_pairs.all_ports().iter().zip(&self.cq_registrations);
+        let mut event_watches = Vec::new();
+        for (port, (OwnPort { adapter, completions }, registration)) in ports.enumerate() {
+            let source = CompletionSource { endpoint: Arc::clone(self), port };
+            registration.watch(&**completions, Arc::new(source))?;
+            let this: Weak<Self> = Arc::downgrade(self);
+            event_watches.push(adapter.watch_events(&self.workers, this)?);
+        }
+        core.event_watches = event_watches;
+        Ok(())
+    }
+
+    /// Ends the registrations of the completion queues.
+    fn end_completions(&self, core: &EndpointCore<S::Note>) {
+        let ports = core.queue_pairs.all_ports().iter().zip(&self.cq_registrations);
+        ports.for_each(|(port, registration)| registration.end(&*port.completions));
     }
 
     /// Whether the connection has to check something at the next tick.
@@ -381,10 +413,11 @@ impl<S: EndpointState> Endpoint<S> {
         let gids = {
             let mut state = self.state();
             let core = state.core();
-            let peer = core
-                .peer_port
-                .map_or_else(|| "unknown".to_owned(), |port| Gid(port.gid).to_string());
-            format!("GID {}, the peer's {peer}", core.queue_pairs.adapter.gid())
+            let peer = match &core.peer_ports[..] {
+                [] => "unknown".to_owned(),
+                ports => gids(ports.iter().map(|port| Gid(port.gid))),
+            };
+            format!("GID {}, the peer's {peer}", core.queue_pairs.gids())
         };
         // The lock is not held while the owner is notified.
         let in_flight = self.state().in_flight();
@@ -427,12 +460,12 @@ impl<S: EndpointState> Endpoint<S> {
         let mut state = self.state();
         let core = state.core();
         self.control_registration.end(core.control.socket());
-        self.cq_registration.end(&*core.queue_pairs.completions);
+        self.end_completions(core);
         let (opening, lingering) = (core.opening.take(), core.lingering.take());
-        let event_watch = core.event_watch.take();
+        let event_watches = std::mem::take(&mut core.event_watches);
         core.queue_pairs.slots().iter().for_each(|slot| self.base.ended(slot.carried.bytes()));
         drop(state);
-        drop(event_watch);
+        drop(event_watches);
         // The opener has given up the connection, so it is not notified.
         drop(opening);
         self.base.log_closed();
@@ -462,7 +495,7 @@ impl<S: EndpointState> Owner for Endpoint<S> {
         }
         let core = state.core();
         let armed = match core.completion_polling.caller_polls(waiters::is_about_to_sleep()) {
-            true => core.queue_pairs.completions.arm().map_err(|error| system(error).into()),
+            true => core.queue_pairs.arm().map_err(Into::into),
             false => Ok(()),
         };
         // After arming, since earlier completions cause no event.
@@ -510,29 +543,35 @@ impl<S: EndpointState> Source for ControlSource<S> {
     }
 }
 
-/// The completion queue, for its worker.
-struct CompletionSource<S>(Arc<Endpoint<S>>);
+/// The completion queue of a port, for its worker.
+struct CompletionSource<S> {
+    endpoint: Arc<Endpoint<S>>,
+    /// The port's number.
+    port: usize,
+}
 
 impl<S: EndpointState> Source for CompletionSource<S> {
     fn ready(&self, readiness: Readiness) {
-        self.0.with_state(|endpoint, state| {
-            if readiness.readable {
-                state.core().queue_pairs.completions.disarm();
+        self.endpoint.with_state(|endpoint, state| {
+            // After a failover there may be fewer.
+            let port = state.core().queue_pairs.all_ports().get(self.port);
+            if let Some(port) = port.filter(|_| readiness.readable) {
+                port.completions.disarm();
             }
             state.work(&endpoint.base)?;
             let is_waited_for = state.is_waited_for();
             let core = state.core();
             if let Some(lease) = core.completion_polling.worker_runs(is_waited_for) {
-                endpoint.cq_registration.set_timer(Instant::now() + lease);
+                endpoint.cq_registrations[self.port].set_timer(Instant::now() + lease);
                 return Ok(());
             }
-            core.queue_pairs.completions.arm().map_err(system)?;
+            core.queue_pairs.arm()?;
             // Completions before arming cause no event.
             state.work(&endpoint.base)
         });
     }
 
     fn abandoned(&self, why: &str) {
-        self.0.fail(ErrorKind::Internal, why);
+        self.endpoint.fail(ErrorKind::Internal, why);
     }
 }

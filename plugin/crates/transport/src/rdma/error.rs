@@ -1,6 +1,7 @@
 //! Errors that end a connection.
 
 use evenkeel_protocol::ArrivalError;
+use evenkeel_verbs::Gid;
 
 use crate::error::{Error, ErrorKind, TooLong};
 
@@ -39,4 +40,9 @@ impl From<ArrivalError> for ConnectionError {
 /// An error of a verbs call.
 pub(super) fn system(error: evenkeel_verbs::Error) -> Error {
     Error::new(ErrorKind::System, error.to_string())
+}
+
+/// GIDs in an error or a log line.
+pub(super) fn gids(gids: impl Iterator<Item = Gid>) -> String {
+    gids.map(|gid| gid.to_string()).collect::<Vec<_>>().join("+")
 }

@@ -57,6 +57,14 @@ impl MemoryTypes {
         }
     }
 
+    /// What both support.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            peer_memory: self.peer_memory && other.peer_memory,
+            dma_buffers: self.dma_buffers && other.dma_buffers,
+        }
+    }
+
     /// Whether it is host memory only.
     pub fn is_host_only(self) -> bool {
         self == Self::HOST

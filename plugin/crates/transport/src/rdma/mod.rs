@@ -13,6 +13,10 @@
 //! Where messages may be in memory that the processor cannot access ([`MemoryTypes`]), all wait for credits and nothing is
 //! copied.
 //!
+//! A device may have several ports. The connection's queue pairs are dealt over the pairs of ports of both ends, so each port
+//! takes the next part when it has room. Memory is registered with each port, and credits have a key for each. Queue pairs of
+//! a port that fails are left alone while those of others work, and are tried again from time to time.
+//!
 //! When a queue pair fails, both ends stop theirs. The receiver reports which parts it has, and the sender sends the others
 //! again over other queue pairs while the failed one is replaced. When a whole path fails, the connection moves to another
 //! pair of ports ([`failover`]).
@@ -35,6 +39,7 @@ mod queue_pairs;
 mod range_map;
 mod receiver;
 mod region_cache;
+mod regions;
 mod sender;
 #[cfg(test)]
 mod tests;
@@ -45,4 +50,5 @@ pub(crate) use failover::FailoverCandidate;
 pub use memory_types::MemoryTypes;
 pub use mr_cache::{MrCache, MrHandle};
 pub(crate) use receiver::Receiver;
+pub(crate) use regions::Regions;
 pub(crate) use sender::Sender;

@@ -8,7 +8,9 @@ use evenkeel_verbs::{Access, Context, MemoryRegion};
 
 use super::adapter::Adapter;
 use super::memory_types::MemoryTypes;
+use super::queue_pairs::OwnPort;
 use super::region_cache::OwnedMemory;
+use super::regions::Regions;
 use crate::device::Device;
 use crate::error::Error;
 use crate::memory::buffers::RecvBuffer;
@@ -19,7 +21,7 @@ pub struct MrHandle {
     /// With the device, and with those that its connections may fail over to.
     regions: Vec<Arc<MemoryRegion>>,
     /// For host memory, which is registered with other devices when they need it.
-    _owned: Option<Arc<OwnedMemory>>,
+    _owned: Vec<Arc<OwnedMemory>>,
 }
 
 impl fmt::Debug for MrHandle {
@@ -30,8 +32,25 @@ impl fmt::Debug for MrHandle {
 }
 
 impl MrHandle {
+    /// The regions with these ports that have these bytes and grant the access.
+    pub(super) fn regions(
+        &self,
+        ports: &[OwnPort],
+        start: u64,
+        length: usize,
+        access: Access,
+    ) -> Regions {
+        let mut regions = Regions::default();
+        for (number, port) in ports.iter().enumerate() {
+            if let Some(region) = self.region(&port.adapter.context, start, length, access) {
+                regions.set(number, region);
+            }
+        }
+        regions
+    }
+
     /// The region with this device, if it has these bytes and grants the access.
-    pub(super) fn region(
+    fn region(
         &self,
         context: &Arc<Context>,
         start: u64,
@@ -48,8 +67,8 @@ impl MrHandle {
 
 /// Registers memory with a device, for all connections that use it.
 pub struct MrCache {
-    /// `None` where TCP carries messages, which need no registration.
-    adapter: Option<Arc<Adapter>>,
+    /// The device's ports. Empty where TCP carries messages, which need no registration.
+    adapters: Vec<Arc<Adapter>>,
     /// Ports to which connections may fail over, for GPU memory: it cannot be registered at that time.
     failover_adapters: Vec<Arc<Adapter>>,
     /// The memory in which the connections' messages may be.
@@ -63,10 +82,12 @@ impl MrCache {
         others: impl Iterator<Item = Device>,
         memory_types: MemoryTypes,
     ) -> Self {
-        let others =
-            others.filter(|other| !memory_types.is_host_only() && other.name() != device.name());
-        let failover_adapters = others.filter_map(|device| device.rdma().cloned()).collect();
-        Self { adapter: device.rdma().cloned(), failover_adapters, memory_types }
+        let adapters = device.ports().to_vec();
+        let is_own = |other: &Arc<Adapter>| adapters.iter().any(|own| Arc::ptr_eq(own, other));
+        let others = others.filter(|_| !memory_types.is_host_only());
+        let others = others.flat_map(|device| device.ports().to_vec());
+        let failover_adapters = others.filter(|other| !is_own(other)).collect();
+        Self { adapters, failover_adapters, memory_types }
     }
 
     /// Registers host memory; `None` where messages need no registration.
@@ -74,10 +95,12 @@ impl MrCache {
     /// # Errors
     /// [`ErrorKind::System`](crate::ErrorKind::System) when the memory is not the process's or may not be locked.
     pub fn register(&self, memory: RecvBuffer) -> Result<Option<MrHandle>, Error> {
-        let Some(adapter) = &self.adapter else { return Ok(None) };
-        let region = adapter.regions.buffer_region(memory)?;
-        let owned = adapter.regions.add_owned(memory);
-        Ok(Some(MrHandle { regions: vec![region], _owned: Some(owned) }))
+        if self.adapters.is_empty() {
+            return Ok(None);
+        }
+        let regions = self.register_own(|adapter| adapter.regions.buffer_region(memory))?;
+        let owned = self.adapters.iter().map(|adapter| adapter.regions.add_owned(memory));
+        Ok(Some(MrHandle { regions, _owned: owned.collect() }))
     }
 
     /// Registers GPU memory by its address, which the GPU's driver resolves. The contract is that of [`RecvBuffer::new`].
@@ -86,10 +109,10 @@ impl MrCache {
     /// [`ErrorKind::System`](crate::ErrorKind::System) when no driver knows the memory,
     /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) where messages may not be in such memory.
     pub fn register_peer_memory(&self, memory: RecvBuffer) -> Result<MrHandle, Error> {
-        let adapter = self.adapter.as_ref().filter(|_| self.memory_types.peer_memory);
-        let adapter =
-            adapter.ok_or_else(|| self.not_supported("memory of a GPU by its address"))?;
-        self.register_all(adapter, |adapter| adapter.regions.buffer_region(memory))
+        if self.adapters.is_empty() || !self.memory_types.peer_memory {
+            return Err(self.not_supported("memory of a GPU by its address"));
+        }
+        self.register_all(|adapter| adapter.regions.buffer_region(memory))
     }
 
     /// Registers the memory of a DMA-BUF: `length` bytes from `offset` in it, which have this `address`.
@@ -104,9 +127,10 @@ impl MrCache {
         address: u64,
         length: usize,
     ) -> Result<MrHandle, Error> {
-        let adapter = self.adapter.as_ref().filter(|_| self.memory_types.dma_buffers);
-        let adapter = adapter.ok_or_else(|| self.not_supported("a DMA buffer"))?;
-        self.register_all(adapter, |adapter| {
+        if self.adapters.is_empty() || !self.memory_types.dma_buffers {
+            return Err(self.not_supported("a DMA buffer"));
+        }
+        self.register_all(|adapter| {
             let (none, access) = (std::iter::empty(), Access::RemoteReadWrite);
             adapter.regions.region(none, address, length, access, |context| {
                 MemoryRegion::register_dma_buffer(context, buffer, offset, address, length)
@@ -114,20 +138,39 @@ impl MrCache {
         })
     }
 
-    /// Registers memory with the device's port, which must succeed, and with those of the others that accept it.
+    /// Registers memory with the device's ports, as [`MrCache::register_own`], and with those of the others that accept it.
     fn register_all(
         &self,
-        adapter: &Adapter,
         register: impl Fn(&Adapter) -> Result<Arc<MemoryRegion>, Error>,
     ) -> Result<MrHandle, Error> {
-        let mut regions = vec![register(adapter)?];
+        let mut regions = self.register_own(&register)?;
         // A port that refuses the memory only rules out failover to it.
         regions.extend(self.failover_adapters.iter().filter_map(|adapter| register(adapter).ok()));
-        Ok(MrHandle { regions, _owned: None })
+        Ok(MrHandle { regions, _owned: Vec::new() })
+    }
+
+    /// Registers memory with the device's ports, which must succeed. Of several ports, those that are down need not.
+    fn register_own(
+        &self,
+        register: impl Fn(&Adapter) -> Result<Arc<MemoryRegion>, Error>,
+    ) -> Result<Vec<Arc<MemoryRegion>>, Error> {
+        let (mut regions, mut refused) = (Vec::new(), None);
+        for adapter in &self.adapters {
+            match register(adapter) {
+                Ok(region) => regions.push(region),
+                Err(error) if adapter.is_down() => refused = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        match refused {
+            Some(error) if regions.is_empty() => Err(error),
+            _ => Ok(regions),
+        }
     }
 
     fn not_supported(&self, what: &str) -> Error {
-        let carrier = self.adapter.as_ref().map_or("TCP", |adapter| adapter.name());
+        let names: Vec<_> = self.adapters.iter().map(|adapter| adapter.name()).collect();
+        let carrier = if names.is_empty() { "TCP".to_owned() } else { names.join("+") };
         let taken = match self.memory_types.names() {
             names if names.is_empty() => "host memory".to_owned(),
             names => format!("host memory, {names}"),

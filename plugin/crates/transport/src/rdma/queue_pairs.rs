@@ -11,7 +11,8 @@ use evenkeel_verbs::{
 };
 
 use super::adapter::Adapter;
-use super::error::system;
+use super::error::{gids, system};
+use super::regions::Regions;
 use crate::error::Error;
 use crate::memory::buffers::{RecvBuffer, SendBuffer};
 use crate::sys::{self, PathFigures};
@@ -37,12 +38,36 @@ const RECEIVE_BIT: u64 = 1 << 63;
 /// The bit that distinguishes the id of a probe.
 const PROBE_BIT: u64 = 1 << 62;
 
-/// The queue pairs of one end, known by their index. `W` is what is noted of a write.
-pub(super) struct QueuePairs<W> {
+/// How long a queue pair that has not worked is left alone while those of other ports work.
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+
+/// A port of this end, with the completion queue of its queue pairs.
+pub(super) struct OwnPort {
     pub(super) adapter: Arc<Adapter>,
+    pub(super) completions: Arc<CompletionQueue>,
+}
+
+impl OwnPort {
+    /// A port for this number of queue pairs.
+    pub(super) fn open(adapter: &Arc<Adapter>, count: usize) -> Result<Self, Error> {
+        let completions = new_completion_queue(adapter, count)?;
+        Ok(Self { adapter: Arc::clone(adapter), completions })
+    }
+}
+
+/// The queue pairs of one end, known by their index. `W` is what is noted of a write.
+///
+/// Each has a port of either end. A queue pair that fails has only the same two ports to use, but what it carried goes to
+/// those of other ports.
+pub(super) struct QueuePairs<W> {
+    /// Never empty.
+    ports: Vec<OwnPort>,
+    /// Number of ports that are used, from the first one on.
+    used: usize,
+    /// Number of pairs of ports, of this end and the peer's, that have queue pairs.
+    port_pairs: usize,
     /// The ports that the connection has used before.
     previous: Vec<Arc<Adapter>>,
-    pub(super) completions: Arc<CompletionQueue>,
     slots: Vec<QueuePairSlot<W>>,
     /// Maximum number of bytes in flight on a queue pair, unless it is a single write.
     max_in_flight: u64,
@@ -72,6 +97,10 @@ pub(super) struct QueuePairSlot<W> {
     probing: bool,
     /// Since when it has not worked, and why.
     down: Option<(Instant, String)>,
+    /// Set when its replacement has failed too, and the connection may have other ports: not replaced before this time.
+    not_before: Option<Instant>,
+    /// When it was offered to the peer last.
+    offered: Option<Instant>,
     pub(super) carried: FlowCounters,
 }
 
@@ -103,12 +132,14 @@ pub(crate) enum QueuePairEvent<W> {
 }
 
 impl<W> QueuePairs<W> {
+    /// This number of queue pairs, for at least one port.
     pub(super) fn new(
-        adapter: &Arc<Adapter>,
+        adapters: &[Arc<Adapter>],
         count: usize,
         max_in_flight: u64,
     ) -> Result<Self, Error> {
-        let completions = new_completion_queue(adapter, count)?;
+        let ports = adapters.iter().map(|adapter| OwnPort::open(adapter, count));
+        let ports = ports.collect::<Result<Vec<_>, _>>()?;
         let slot = |_| QueuePairSlot {
             state: QueuePairState::Unconnected,
             opened: false,
@@ -122,12 +153,15 @@ impl<W> QueuePairs<W> {
             receives: 0,
             probing: false,
             down: None,
+            not_before: None,
+            offered: None,
             carried: FlowCounters::default(),
         };
         Ok(Self {
-            adapter: Arc::clone(adapter),
+            used: ports.len(),
+            port_pairs: ports.len(),
+            ports,
             previous: Vec::new(),
-            completions,
             slots: (0..count).map(slot).collect(),
             max_in_flight,
             polled: Vec::new(),
@@ -146,9 +180,74 @@ impl<W> QueuePairs<W> {
         self.slots[index].state
     }
 
-    /// Whether there is an active queue pair for each use: the first one.
+    /// The ports of this end that are used, in their order.
+    pub(super) fn ports(&self) -> &[OwnPort] {
+        &self.ports[..self.used]
+    }
+
+    /// All ports of this end, also those that the peer has no key for.
+    pub(super) fn all_ports(&self) -> &[OwnPort] {
+        &self.ports
+    }
+
+    /// The contexts of the devices of the ports that are used.
+    pub(super) fn contexts(&self) -> impl Iterator<Item = &Arc<Context>> {
+        self.ports().iter().map(|port| &port.adapter.context)
+    }
+
+    /// The GIDs of the ports of this end.
+    pub(super) fn gids(&self) -> String {
+        gids(self.ports().iter().map(|port| port.adapter.gid()))
+    }
+
+    /// The number of this end's port of a queue pair.
+    pub(super) fn port_of(&self, index: usize) -> usize {
+        index % self.used
+    }
+
+    /// This end's port of a queue pair.
+    pub(super) fn adapter(&self, index: usize) -> &Arc<Adapter> {
+        &self.ports[self.port_of(index)].adapter
+    }
+
+    /// The peer uses this number of ports, and this end at most `own` of its.
+    pub(super) fn set_ports(&mut self, own: usize, peers: usize) {
+        self.used = own.clamp(1, self.ports.len());
+        self.port_pairs = self.used.max(peers).min(self.slots.len());
+    }
+
+    /// Number of pairs of ports that have queue pairs.
+    pub(super) fn port_pairs(&self) -> usize {
+        self.port_pairs
+    }
+
+    /// Whether a queue pair can be used. With several pairs of ports, the connection does without those that fail.
     pub(super) fn is_usable(&self) -> bool {
-        self.slots[0].state == QueuePairState::Active
+        self.slots.iter().any(|slot| slot.state == QueuePairState::Active)
+    }
+
+    /// Whether the connection does without queue pairs that do not work: those of other ports do.
+    pub(super) fn can_do_without(&self) -> bool {
+        self.port_pairs > 1 && self.is_usable()
+    }
+
+    /// Whether there is no queue pair in a slot.
+    pub(super) fn is_empty(&self, index: usize) -> bool {
+        self.slots[index].pair.is_none()
+    }
+
+    /// Whether a queue pair of another port can be used.
+    pub(super) fn is_another_usable(&self, index: usize) -> bool {
+        let port = self.port_of(index);
+        let is_usable = |other: &usize| {
+            self.port_of(*other) != port && self.slots[*other].state == QueuePairState::Active
+        };
+        (0..self.slots.len()).any(|other| is_usable(&other))
+    }
+
+    /// Arms all completion queues.
+    pub(super) fn arm(&self) -> Result<(), Error> {
+        self.ports.iter().try_for_each(|port| port.completions.arm().map_err(system))
     }
 
     /// Whether this slot has had a queue pair.
@@ -156,12 +255,14 @@ impl<W> QueuePairs<W> {
         self.slots[index].opened
     }
 
-    /// The next slot that has had no queue pair, if those of all slots before it are active.
+    /// The next slot that has had no queue pair, if those of all slots before it with the same ports are active.
     pub(super) fn next_unopened(&self) -> Option<usize> {
-        let index = self.slots.iter().position(|slot| !slot.opened)?;
-        let are_active =
-            self.slots[..index].iter().all(|slot| slot.state == QueuePairState::Active);
-        are_active.then_some(index)
+        let is_next = |index: &usize| {
+            let mut before = (index % self.port_pairs..*index).step_by(self.port_pairs);
+            !self.slots[*index].opened
+                && before.all(|other| self.slots[other].state == QueuePairState::Active)
+        };
+        (0..self.slots.len()).find(is_next)
     }
 
     /// Whether one has failed and is not replaced yet.
@@ -169,72 +270,90 @@ impl<W> QueuePairs<W> {
         self.slots.iter().any(|slot| slot.down.is_some())
     }
 
-    /// Whether a region is registered with the present port.
-    pub(super) fn is_registered_here(&self, region: &Arc<MemoryRegion>) -> bool {
-        region.is_of(&self.adapter.context)
+    /// The memory regions of a buffer that the peer writes to: those of them that are `registered` with the present ports,
+    /// and new ones.
+    pub(super) fn recv_regions(
+        &self,
+        buffer: &RecvBuffer,
+        mut registered: Regions,
+    ) -> Result<Regions, Error> {
+        let mut regions = Regions::default();
+        for (number, port) in self.ports().iter().enumerate() {
+            let context = &port.adapter.context;
+            let region = match registered.take(number).filter(|region| region.is_of(context)) {
+                Some(region) => Ok(region),
+                None => self.region(
+                    port,
+                    buffer.address(),
+                    buffer.length(),
+                    Access::RemoteReadWrite,
+                    |context| buffer.register(context),
+                ),
+            };
+            match region {
+                Ok(region) => regions.set(number, region),
+                // The peer writes through the other ports.
+                Err(_) if port.adapter.is_down() && self.can_do_without() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(regions)
     }
 
-    /// The memory region of a buffer that the peer writes to.
-    pub(super) fn recv_region(&self, buffer: &RecvBuffer) -> Result<Arc<MemoryRegion>, Error> {
+    /// The memory region with a port of a buffer that is sent.
+    pub(super) fn send_region(
+        &self,
+        port: usize,
+        buffer: &SendBuffer,
+    ) -> Result<Arc<MemoryRegion>, Error> {
         let register = |context: &_| buffer.register(context);
-        self.region(buffer.address(), buffer.length(), Access::RemoteReadWrite, register)
-    }
-
-    /// The memory region of a buffer that is sent.
-    pub(super) fn send_region(&self, buffer: &SendBuffer) -> Result<Arc<MemoryRegion>, Error> {
-        let register = |context: &_| buffer.register(context);
-        self.region(buffer.address(), buffer.length(), Access::LocalRead, register)
+        let (start, length) = (buffer.address(), buffer.length());
+        self.region(&self.ports[port], start, length, Access::LocalRead, register)
     }
 
     fn region(
         &self,
+        port: &OwnPort,
         start: u64,
         length: usize,
         access: Access,
         register: impl FnOnce(&Arc<Context>) -> Result<MemoryRegion, evenkeel_verbs::Error>,
     ) -> Result<Arc<MemoryRegion>, Error> {
         let previous = self.previous.iter().map(|adapter| &adapter.regions);
-        self.adapter.regions.region(previous, start, length, access, register)
+        port.adapter.regions.region(previous, start, length, access, register)
     }
 
-    /// A completion queue of another port, for [`QueuePairs::move_to`].
-    pub(super) fn completions_at(&self, adapter: &Adapter) -> Result<Arc<CompletionQueue>, Error> {
-        new_completion_queue(adapter, self.slots.len())
-    }
-
-    /// Moves to another port, or starts again at this one. All queue pairs end; completions that were not polled are lost.
-    pub(super) fn move_to(
-        &mut self,
-        adapter: &Arc<Adapter>,
-        completions: Arc<CompletionQueue>,
-        why: &str,
-    ) {
-        let gid = self.adapter.gid();
+    /// Moves to other ports, or starts again at these. All queue pairs end; completions that were not polled are lost.
+    pub(super) fn move_to(&mut self, ports: Vec<OwnPort>, why: &str) {
+        let gid = self.gids();
         let opened = self.slots.iter_mut().enumerate().filter(|(_, slot)| slot.opened);
         for (index, slot) in opened {
             slot.end();
             slot.state = QueuePairState::Unconnected;
             let what = || (Instant::now(), format!("queue pair {index} at {gid}: {why}"));
             slot.down.get_or_insert_with(what);
+            slot.not_before = None;
         }
-        self.completions = completions;
-        let previous = std::mem::replace(&mut self.adapter, Arc::clone(adapter));
-        if !self.previous.iter().any(|other| Arc::ptr_eq(other, &previous)) {
-            self.previous.push(previous);
+        (self.used, self.port_pairs) = (ports.len(), ports.len());
+        for OwnPort { adapter, .. } in std::mem::replace(&mut self.ports, ports) {
+            if !self.previous.iter().any(|other| Arc::ptr_eq(other, &adapter)) {
+                self.previous.push(adapter);
+            }
         }
     }
 
     /// Puts a new queue pair into a slot.
     pub(super) fn replace(&mut self, index: usize) -> Result<QueuePairInfo, Error> {
         let depth = (MAX_WRITES as u32, MAX_RECEIVES);
-        let (number, pkey) = (self.adapter.number(), self.adapter.pkey_index());
+        let OwnPort { adapter, completions } = &self.ports[self.port_of(index)];
+        let (number, pkey) = (adapter.number(), adapter.pkey_index());
         let slot = &mut self.slots[index];
         slot.opened = true;
         // The old one ends first: the device may have room for one only.
         slot.end();
         // A device that supports fewer inline bytes returns an error.
-        let pair = QueuePair::new(&self.completions, depth, MAX_INLINE, number, pkey)
-            .or_else(|_| QueuePair::new(&self.completions, depth, 0, number, pkey))
+        let pair = QueuePair::new(completions, depth, MAX_INLINE, number, pkey)
+            .or_else(|_| QueuePair::new(completions, depth, 0, number, pkey))
             .map_err(system)?;
         let random: [u8; 4] = sys::random().map_err(|error| Error::system("random", &error))?;
         slot.sequence = u32::from_le_bytes(random) & 0xff_ffff;
@@ -242,6 +361,52 @@ impl<W> QueuePairs<W> {
         let info = QueuePairInfo { number: pair.number(), sequence: slot.sequence };
         slot.pair = Some(pair);
         Ok(info)
+    }
+
+    /// Leaves a slot without a queue pair, as the peer's is.
+    pub(super) fn leave_empty(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        slot.opened = true;
+        slot.end();
+        slot.state = QueuePairState::Unconnected;
+    }
+
+    /// A queue pair could not be connected: it is replaced later.
+    pub(super) fn give_up(&mut self, index: usize, why: &str) {
+        let gid = self.adapter(index).gid();
+        let slot = &mut self.slots[index];
+        slot.end();
+        slot.state = QueuePairState::Drained;
+        slot.down
+            .get_or_insert_with(|| (Instant::now(), format!("queue pair {index} at {gid}: {why}")));
+        slot.not_before = Some(Instant::now() + RETRY_INTERVAL);
+    }
+
+    /// Notes that a slot's queue pair is offered to the peer.
+    pub(super) fn offered(&mut self, index: usize) {
+        self.slots[index].offered = Some(Instant::now());
+    }
+
+    /// Whether a slot has failed again before it worked, and is left alone for a while.
+    pub(super) fn is_left_alone(&self, index: usize) -> bool {
+        self.slots[index].not_before.is_some()
+    }
+
+    /// Whether a slot is to have a new queue pair now.
+    pub(super) fn is_to_replace(&self, index: usize) -> bool {
+        let slot = &self.slots[index];
+        slot.state == QueuePairState::Drained
+            && slot.not_before.is_none_or(|time| Instant::now() >= time)
+    }
+
+    /// Whether the peer has not answered the offer of a replacement for this time.
+    pub(super) fn is_any_unanswered(&self, now: Instant, timeout: Duration) -> bool {
+        self.slots.iter().any(|slot| {
+            let is_late = |since| now.saturating_duration_since(since) >= timeout;
+            slot.state == QueuePairState::Unconnected
+                && slot.down.is_some()
+                && slot.offered.is_some_and(is_late)
+        })
     }
 
     /// Connects a new queue pair with one of the peer.
@@ -253,7 +418,7 @@ impl<W> QueuePairs<W> {
         marking: PacketMarking,
     ) -> Result<(), Error> {
         let sequence = self.slots[index].sequence;
-        let attributes = self.adapter.connect_attributes(port, peer, sequence, marking);
+        let attributes = self.adapter(index).connect_attributes(port, peer, sequence, marking);
         let id = self.id(index) | RECEIVE_BIT;
         let slot = &mut self.slots[index];
         let Some(pair) = &slot.pair else { return Ok(()) };
@@ -272,6 +437,7 @@ impl<W> QueuePairs<W> {
         if slot.state == QueuePairState::Connected {
             slot.state = QueuePairState::Active;
         }
+        slot.not_before = None;
         slot.down.take().is_some()
     }
 
@@ -304,7 +470,8 @@ impl<W> QueuePairs<W> {
         } else if bytes.len() <= max_inline {
             WriteSource::Inline(bytes)
         } else {
-            WriteSource::Region(staging.region(), staging.address(offset), bytes.len() as u32)
+            let region = staging.region(&self.adapter(index).context);
+            WriteSource::Region(region, staging.address(offset), bytes.len() as u32)
         };
         self.write(index, source, remote, immediate, note)
     }
@@ -342,10 +509,12 @@ impl<W> QueuePairs<W> {
     pub(super) fn probe(
         &mut self,
         index: usize,
-        (into, address): (&MemoryRegion, u64),
+        (staging, offset): (&StagingBuffer, usize),
         (remote_address, remote_key): (u64, u32),
     ) -> Result<(), Error> {
         let id = self.id(index) | PROBE_BIT;
+        let into = staging.region(&self.adapter(index).context);
+        let address = staging.address(offset);
         let slot = &mut self.slots[index];
         let Some(pair) = &slot.pair else { return Ok(()) };
         pair.post_read(id, (into, address, 1), remote_address, remote_key).map_err(system)?;
@@ -353,13 +522,16 @@ impl<W> QueuePairs<W> {
         Ok(())
     }
 
-    /// Polls the completion queue once. Returns whether there may be more completions.
+    /// Polls the completion queues once. Returns whether there may be more completions.
     pub(super) fn poll(&mut self, events: &mut Vec<QueuePairEvent<W>>) -> Result<bool, Error> {
         let mut polled = std::mem::take(&mut self.polled);
-        self.completions.poll(&mut polled).map_err(system)?;
-        let any = !polled.is_empty();
-        for completion in polled.drain(..) {
-            self.completed(completion, events);
+        let mut any = false;
+        for port in 0..self.ports.len() {
+            self.ports[port].completions.poll(&mut polled).map_err(system)?;
+            any |= !polled.is_empty();
+            for completion in polled.drain(..) {
+                self.completed(completion, events);
+            }
         }
         self.polled = polled;
         Ok(any)
@@ -422,9 +594,13 @@ impl<W> QueuePairs<W> {
 
     /// Stops a queue pair that receives. Returns whether this has stopped it. It is drained once all its work is complete.
     pub(super) fn stop(&mut self, index: usize, why: &str) -> bool {
+        let (gid, has_others) = (self.adapter(index).gid(), self.port_pairs > 1);
         let slot = &mut self.slots[index];
         if !matches!(slot.state, QueuePairState::Active | QueuePairState::Connected) {
             return false;
+        }
+        if has_others && slot.down.is_some() {
+            slot.not_before = Some(Instant::now() + RETRY_INTERVAL);
         }
         let number = slot.pair.as_ref().map_or(0, QueuePair::number);
         if let Some(pair) = &slot.pair {
@@ -435,7 +611,6 @@ impl<W> QueuePairs<W> {
             true => QueuePairState::Drained,
             false => QueuePairState::Draining,
         };
-        let gid = self.adapter.gid();
         slot.down.get_or_insert_with(|| {
             (Instant::now(), format!("queue pair {index} (number {number}) at {gid}: {why}"))
         });
@@ -447,6 +622,7 @@ impl<W> QueuePairs<W> {
     pub(super) fn check_failures(&mut self, now: Instant) -> Vec<usize> {
         let mut stopped = Vec::new();
         for index in 0..self.slots.len() {
+            let adapter = Arc::clone(self.adapter(index));
             let slot = &mut self.slots[index];
             match (slot.state, &slot.down) {
                 (QueuePairState::Draining, Some((since, _)))
@@ -456,7 +632,7 @@ impl<W> QueuePairs<W> {
                 }
                 (QueuePairState::Active, _) => {
                     let number = slot.pair.as_ref().map(QueuePair::number);
-                    if number.is_some_and(|number| self.adapter.queue_pair_failed(number))
+                    if number.is_some_and(|number| adapter.queue_pair_failed(number))
                         && self.stop(index, "the device reports that it has failed")
                     {
                         stopped.push(index);
@@ -478,10 +654,21 @@ impl<W> QueuePairs<W> {
         std::mem::take(&mut self.slots[index].unconfirmed)
     }
 
-    /// Since when the queue pair that has been down for longest is down, and why.
+    /// Since when the queue pair that has been down for longest is down, and why. With several pairs of ports: since when none
+    /// is active.
     pub(super) fn longest_down(&self) -> Option<(Instant, &str)> {
         let down = self.slots.iter().filter_map(|slot| slot.down.as_ref());
-        down.min_by_key(|(since, _)| *since).map(|(since, why)| (*since, why.as_str()))
+        let found = match self.port_pairs {
+            1 => down.min_by_key(|(since, _)| *since),
+            _ if self.is_usable() => None,
+            _ => down.max_by_key(|(since, _)| *since),
+        };
+        found.map(|(since, why)| (*since, why.as_str()))
+    }
+
+    /// Why the queue pair of a slot does not work, if it does not.
+    pub(super) fn down_reason(&self, index: usize) -> Option<&str> {
+        self.slots[index].down.as_ref().map(|(_, why)| why.as_str())
     }
 
     /// What each has carried, for the metrics.
@@ -565,7 +752,8 @@ mod tests {
         let receives = POSTED_RECEIVES.next_power_of_two() * 16;
         let completions = (completion_queue_depth(COUNT) as usize + 1).next_power_of_two() * 64;
         let queues = pages(completions) + COUNT * pages(sends + receives);
-        let staging = [sender::STAGING_BYTES, receiver::STAGING_BYTES].map(pages);
+        let staging =
+            [sender::StagingLayout::new(1).bytes(), receiver::staging_bytes(1)].map(pages);
         let pinned: usize = staging.iter().map(|staging| staging + queues).sum();
         assert!(pinned <= 128 << 10, "{pinned} bytes, of which {queues} are in queues of each");
     }

@@ -9,17 +9,17 @@ use evenkeel_protocol::{
     ArrivalError, Arrivals, ControlMessage, MAX_MESSAGE_BYTES, MessagePart, QueuePairInfo,
     ReceivedMessage,
 };
-use evenkeel_verbs::{Access, MemoryRegion, StagingBuffer, WriteSource};
+use evenkeel_verbs::{Access, StagingBuffer, WriteSource};
 
-use super::adapter::Adapter;
 use super::control::PathFailure;
-use super::credit::{CREDIT_BYTES, CREDITS, Credit, CreditImmediate};
+use super::credit::{CREDITS, Credit, CreditImmediate, credit_bytes};
 use super::eager::{EAGER_BYTES, RING_BYTES, RingProgress, offset_of, with_buffer};
 use super::endpoint::{Endpoint, EndpointCore, EndpointState, OnOpened};
 use super::error::{ConnectionError, system};
-use super::flush::Flush;
+use super::flush::Flushes;
 use super::mr_cache::MrHandle;
 use super::queue_pairs::{QueuePairEvent, QueuePairState, QueuePairs};
+use super::regions::Regions;
 use crate::Context;
 use crate::connection::base::{Base, Direction, InFlight};
 use crate::connection::recv::{Inbound, TaggedBuffer};
@@ -32,8 +32,11 @@ use crate::memory::buffers::RecvBuffer;
 use crate::runtime::reactor::Workers;
 use crate::stream::Stream;
 
-/// Bytes of the staging buffer.
-pub(super) const STAGING_BYTES: usize = RING_BYTES + CREDITS * CREDIT_BYTES;
+/// Bytes of the staging buffer of a receiver with this number of ports.
+pub(super) const fn staging_bytes(ports: usize) -> usize {
+    RING_BYTES + CREDITS * credit_bytes(ports)
+}
+
 /// How long completions of received parts may take after the control connection has ended.
 const LATE_COMPLETIONS: Duration = Duration::from_millis(500);
 /// How long a sender may take to fail over after its host has reset the control connection.
@@ -48,6 +51,10 @@ pub(crate) struct RecvState {
     /// The ring that the sender writes eager messages to, from its first byte on, and copies of the credits in flight, from
     /// [`RING_BYTES`] on.
     staging: StagingBuffer,
+    /// Number of ports for whose keys the copies have room.
+    own_ports: usize,
+    /// Number of ports for whose keys the sender's memory has room in each credit.
+    sender_keys: usize,
     arrivals: Arrivals<PostedBuffer>,
     tags: TagMatcher,
     /// Lengths of the messages, from the next one on, that are unexpected and wait for memory.
@@ -68,7 +75,7 @@ pub(crate) struct RecvState {
     /// Number of the control connection.
     control_number: u32,
     /// Where messages may be in GPU memory.
-    flush: Option<Flush>,
+    flush: Option<Flushes>,
 }
 
 struct PostedBuffer {
@@ -77,7 +84,7 @@ struct PostedBuffer {
     /// The request's; `None` for an unexpected message.
     target: Option<Target>,
     /// Held while the sender may write to the buffer.
-    region: Option<Arc<MemoryRegion>>,
+    regions: Regions,
 }
 
 impl Receiver {
@@ -85,7 +92,6 @@ impl Receiver {
     /// over to the `alternates`.
     pub(crate) fn open(
         context: Context,
-        adapter: &Arc<Adapter>,
         workers: &Arc<Workers>,
         (stream, peer): (Stream, SocketAddr),
         queue_pairs: usize,
@@ -96,10 +102,19 @@ impl Receiver {
         let is_host_only = context.memory_types.is_host_only();
         let offers = (0..queue_pairs).map(|_| None).collect();
         // Credits are short, so their bytes in flight need no limit.
-        let queue_pairs = QueuePairs::new(adapter, queue_pairs, u64::MAX)?;
+        let queue_pairs = QueuePairs::new(context.device.ports(), queue_pairs, u64::MAX)?;
+        let own_ports = queue_pairs.ports().len();
+        let bytes = staging_bytes(own_ports);
+        let staging = StagingBuffer::new(queue_pairs.contexts(), bytes).map_err(system)?;
+        let flush = match is_host_only {
+            true => None,
+            false => Some(Flushes::new(queue_pairs.ports())?),
+        };
         let mut state = RecvState {
             core: EndpointCore::new(queue_pairs, stream, &context, on_opened, deadline),
-            staging: StagingBuffer::new(&adapter.context, STAGING_BYTES).map_err(system)?,
+            staging,
+            own_ports,
+            sender_keys: 1,
             arrivals: Arrivals::default(),
             tags: TagMatcher::default(),
             unexpected_lengths: VecDeque::new(),
@@ -111,9 +126,9 @@ impl Receiver {
             control_lost: None,
             has_alternates: !alternates.is_empty(),
             control_number: 0,
-            flush: if is_host_only { None } else { Some(Flush::new(adapter)?) },
+            flush,
         };
-        state.core.send_port(state.staging.region());
+        state.core.send_ports(&state.staging, 1);
         if !alternates.is_empty() {
             state.core.control.send(&ControlMessage::AlternateAddresses(alternates));
         }
@@ -141,8 +156,8 @@ impl Receiver {
     fn recv(this: &Arc<Self>, buffer: RecvBuffer) -> Result<Option<Request>, Error> {
         let operation = Operation::new();
         let accepted = Self::accept_buffers(this, 1, |state, base| {
-            let region = state.region(&buffer, None)?;
-            Ok(state.post_target(Target::new(buffer, &operation, 0), 0, region, base))
+            let regions = state.regions(&buffer, Regions::default())?;
+            Ok(state.post_target(Target::new(buffer, &operation, 0), 0, regions, base))
         })?;
         Ok(accepted.then(|| Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)))
     }
@@ -151,8 +166,8 @@ impl Receiver {
         let operation = Operation::of_group(group.len());
         let accepted = Self::accept_buffers(this, group.len(), |state, base| match group {
             [TaggedBuffer { buffer, tag, registration }] if state.tags.has_common_tag(*tag) => {
-                let region = state.region(buffer, state.registered(buffer, *registration))?;
-                Ok(state.post_target(Target::new(*buffer, &operation, 0), *tag, region, base))
+                let regions = state.regions(buffer, state.registered(buffer, *registration))?;
+                Ok(state.post_target(Target::new(*buffer, &operation, 0), *tag, regions, base))
             }
             _ => {
                 for (index, TaggedBuffer { buffer, tag, registration }) in group.iter().enumerate()
@@ -258,6 +273,10 @@ impl EndpointState for RecvState {
             {
                 return Err(ConnectionError(ErrorKind::System, why.clone()));
             }
+            // Nothing more may arrive over a port that cannot flush. Its queue pairs are replaced, and then it can again.
+            for (port, why) in flush.take_failed_ports() {
+                self.stop_port(port, &why, base);
+            }
         }
         self.answer_offers(base)?;
         self.post_tagged_buffers(base)?;
@@ -266,21 +285,23 @@ impl EndpointState for RecvState {
     }
 
     fn on_failover(&mut self, _base: &Base) -> Result<(), ConnectionError> {
-        self.staging.reregister(&self.core.queue_pairs.adapter.context).map_err(system)?;
+        self.core.queue_pairs.set_ports(self.own_ports.min(self.sender_keys), 1);
+        self.staging.reregister(self.core.queue_pairs.contexts()).map_err(system)?;
         for posted in self.arrivals.posted_mut() {
-            if posted.region.is_some() {
-                posted.region = Some(self.core.queue_pairs.recv_region(&posted.buffer)?);
+            if !posted.regions.is_empty() {
+                let none = Regions::default();
+                posted.regions = self.core.queue_pairs.recv_regions(&posted.buffer, none)?;
             }
         }
         if let Some(flush) = self.flush.take() {
-            self.flush = Some(Flush::new(&self.core.queue_pairs.adapter)?);
+            self.flush = Some(Flushes::new(self.core.queue_pairs.ports())?);
             for (memory, operation) in flush.into_pending() {
-                self.begin_flush(memory, None, &operation)?;
+                self.begin_flush(memory, Regions::default(), &operation)?;
             }
         }
         self.offers.fill(None);
         self.control_lost = None;
-        self.core.send_port(self.staging.region());
+        self.core.send_ports(&self.staging, 1);
         Ok(())
     }
 
@@ -311,7 +332,7 @@ impl EndpointState for RecvState {
             let what = format!("{why}, and no other one for {} s", timeout.as_secs());
             return Err(ConnectionError::remote(what));
         }
-        if let Some((since, why)) = self.flush.as_ref().and_then(Flush::failure)
+        if let Some((since, why)) = self.flush.as_ref().and_then(Flushes::failure)
             && now.saturating_duration_since(*since) >= timeout
         {
             return Err(ConnectionError(ErrorKind::System, why.clone()));
@@ -320,7 +341,7 @@ impl EndpointState for RecvState {
     }
 
     fn has_deadlines(&self) -> bool {
-        let flush_failed = || self.flush.as_ref().is_some_and(|flush| flush.failure().is_some());
+        let flush_failed = || self.flush.as_ref().is_some_and(Flushes::has_failed_port);
         self.control_lost.is_some()
             || self.offers.iter().any(Option::is_some)
             // Memory may become free in other connections.
@@ -350,7 +371,7 @@ impl EndpointState for RecvState {
     fn release_regions(&mut self) {
         self.flush = None;
         self.arrivals.clear();
-        self.tags.targets_mut().for_each(|target| target.registered = None);
+        self.tags.targets_mut().for_each(|target| target.registered = Regions::default());
     }
 }
 
@@ -361,8 +382,9 @@ impl RecvState {
         base: &Base,
     ) -> Result<(), ConnectionError> {
         match message {
-            ControlMessage::Port(port) if self.core.peer_port.is_none() => {
-                self.core.set_peer_port(port)?;
+            ControlMessage::Ports(keys, ports) if self.core.peer_ports.is_empty() => {
+                self.sender_keys = keys.into();
+                self.core.set_peer_ports(ports, self.own_ports.min(self.sender_keys))?;
                 if self.core.is_opening() && !self.core.is_eager() {
                     self.tags = TagMatcher::advertise_all();
                 }
@@ -380,6 +402,10 @@ impl RecvState {
                 if self.core.queue_pairs.activate(index) {
                     base.counters.replaced.add(1);
                     self.repeat_credits();
+                }
+                if let Some(flush) = &mut self.flush {
+                    let port = self.core.queue_pairs.port_of(index);
+                    flush.repair(port, &self.core.queue_pairs.ports()[port])?;
                 }
             }
             ControlMessage::CreditRequest(message, length) => {
@@ -410,31 +436,35 @@ impl RecvState {
         !is_eager && buffer.length() > 0
     }
 
-    /// The region in which the caller has registered a buffer, if one is needed.
-    fn registered(
-        &self,
-        buffer: &RecvBuffer,
-        registration: Option<&MrHandle>,
-    ) -> Option<Arc<MemoryRegion>> {
-        let handle = registration.filter(|_| self.needs_region(buffer))?;
-        let context = &self.core.queue_pairs.adapter.context;
-        handle.region(context, buffer.address(), buffer.length(), Access::RemoteReadWrite)
+    /// The regions in which the caller has registered a buffer, if any are needed.
+    fn registered(&self, buffer: &RecvBuffer, registration: Option<&MrHandle>) -> Regions {
+        let handle = registration.filter(|_| self.needs_region(buffer));
+        let access = Access::RemoteReadWrite;
+        let regions = handle.map(|handle| {
+            let ports = self.core.queue_pairs.ports();
+            handle.regions(ports, buffer.address(), buffer.length(), access)
+        });
+        regions.unwrap_or_default()
     }
 
-    /// The memory region that a buffer needs: the one in which it is `registered`, unless the connection has failed over
+    /// The memory regions that a buffer needs: those in which it is `registered`, unless the connection has failed over
     /// since.
-    fn region(
-        &self,
-        buffer: &RecvBuffer,
-        registered: Option<Arc<MemoryRegion>>,
-    ) -> Result<Option<Arc<MemoryRegion>>, Error> {
-        if !self.needs_region(buffer) {
-            return Ok(None);
+    fn regions(&self, buffer: &RecvBuffer, registered: Regions) -> Result<Regions, Error> {
+        match self.needs_region(buffer) {
+            true => self.core.queue_pairs.recv_regions(buffer, registered),
+            false => Ok(Regions::default()),
         }
-        let queue_pairs = &self.core.queue_pairs;
-        match registered.filter(|region| queue_pairs.is_registered_here(region)) {
-            Some(region) => Ok(Some(region)),
-            None => queue_pairs.recv_region(buffer).map(Some),
+    }
+
+    /// Stops the queue pairs of a port.
+    fn stop_port(&mut self, port: usize, why: &str, base: &Base) {
+        for index in 0..self.core.queue_pairs.count() {
+            if self.core.queue_pairs.port_of(index) == port
+                && self.core.queue_pairs.stop(index, why)
+            {
+                base.counters.lost.add(1);
+                self.core.control.send(&ControlMessage::QueuePairFailed(index as u8));
+            }
         }
     }
 
@@ -442,14 +472,16 @@ impl RecvState {
     fn begin_flush(
         &mut self,
         memory: RecvBuffer,
-        registered: Option<Arc<MemoryRegion>>,
+        registered: Regions,
         operation: &Arc<Operation>,
     ) -> Result<(), Error> {
-        let region = self.region(&memory, registered)?;
-        match (&mut self.flush, region) {
-            (Some(flush), Some(region)) => flush.begin(region, memory, operation),
-            (None, _) => Err(Error::argument("host memory needs no flush")),
-            (_, None) => Err(Error::argument("an empty message cannot be flushed")),
+        let regions = self.regions(&memory, registered)?;
+        match &mut self.flush {
+            None => Err(Error::argument("host memory needs no flush")),
+            Some(_) if regions.is_empty() => {
+                Err(Error::argument("an empty message cannot be flushed"))
+            }
+            Some(flush) => flush.begin(&regions, memory, operation),
         }
     }
 
@@ -458,15 +490,15 @@ impl RecvState {
         &mut self,
         target: Target,
         tag: i32,
-        region: Option<Arc<MemoryRegion>>,
+        regions: Regions,
         base: &Base,
     ) -> Result<(), ConnectionError> {
         let buffer = target.buffer;
-        self.post(PostedBuffer { buffer, tag, target: Some(target), region }, base)
+        self.post(PostedBuffer { buffer, tag, target: Some(target), regions }, base)
     }
 
     fn post(&mut self, posted: PostedBuffer, base: &Base) -> Result<(), ConnectionError> {
-        let needs_credit = posted.region.is_some() || self.tags.advertises();
+        let needs_credit = !posted.regions.is_empty() || self.tags.advertises();
         let capacity = (posted.buffer.length() as u64).min(MAX_MESSAGE_BYTES);
         match self.arrivals.post(capacity, posted)? {
             (_, Some(received)) => self.complete(received, base)?,
@@ -486,9 +518,9 @@ impl RecvState {
             let Some(step) = self.tags.next_step(self.arrivals.next())? else { break };
             match step {
                 MatchStep::Post(tag, mut target, _) => {
-                    let registered = target.registered.take();
-                    let region = self.region(&target.buffer, registered)?;
-                    self.post_target(target, tag, region, base)?;
+                    let registered = std::mem::take(&mut target.registered);
+                    let regions = self.regions(&target.buffer, registered)?;
+                    self.post_target(target, tag, regions, base)?;
                 }
                 MatchStep::AskSender => {
                     if let Some(from) = self.tags.asked_from() {
@@ -535,8 +567,8 @@ impl RecvState {
             let Some(memory) = UnexpectedMemory::new(length) else { break };
             self.unexpected_lengths.pop_front();
             let buffer = self.tags.buffer_unexpected(self.arrivals.next(), memory);
-            let region = self.region(&buffer, None)?;
-            self.post(PostedBuffer { buffer, tag: 0, target: None, region }, base)?;
+            let regions = self.regions(&buffer, Regions::default())?;
+            self.post(PostedBuffer { buffer, tag: 0, target: None, regions }, base)?;
         }
         Ok(())
     }
@@ -562,8 +594,8 @@ impl RecvState {
             });
             self.ring_progress.copied_out(message, length as usize);
         }
-        // The region ends, unless others hold it, before the caller has the memory back.
-        drop(posted.region);
+        // The regions end, unless others hold them, before the caller has the memory back.
+        drop(posted.regions);
         base.counters.message(length);
         match posted.target {
             Some(target) => {
@@ -577,40 +609,41 @@ impl RecvState {
 
     /// Writes credits to the sender as far as queue pairs have room.
     fn write_credits(&mut self) -> Result<(), ConnectionError> {
-        let Some(port) = self.core.peer_port else { return Ok(()) };
         while let Some(message) = self.pending_credits.front().copied()
             && let Some(index) = self.core.queue_pairs.least_loaded()
+            && let Some(port) = self.core.peer_port(index)
         {
             self.pending_credits.pop_front();
             let posted = self.arrivals.posted().find(|(number, ..)| *number == message);
-            let Some((_, capacity, PostedBuffer { buffer, tag, region, .. })) = posted else {
+            let Some((_, capacity, PostedBuffer { buffer, tag, regions, .. })) = posted else {
                 continue;
             };
             // Without a region nothing is written to the buffer; the credit only advertises the tag.
             let credit = Credit {
-                address: region.as_ref().map_or(0, |_| buffer.address()),
-                key: region.as_ref().map_or(0, |region| region.remote_key()),
+                address: if regions.is_empty() { 0 } else { buffer.address() },
+                keys: regions.remote_keys(),
                 capacity: capacity as u32,
                 tag: *tag,
             };
-            let offset = Credit::offset(message);
+            let offset = Credit::offset(message, self.sender_keys);
             let remote = (port.address + offset as u64, port.key);
             let bytes = credit.encode(message);
-            let at = RING_BYTES + offset;
-            self.staging.write(at, &bytes);
+            let bytes = &bytes[..credit_bytes(self.own_ports.min(self.sender_keys))];
+            let at = RING_BYTES + Credit::offset(message, self.own_ports);
+            self.staging.write(at, bytes);
             let copy = (&self.staging, at);
             let immediate = CreditImmediate::encode_credit(message);
-            self.core.queue_pairs.write_copy(index, &bytes, copy, remote, immediate, ())?;
+            self.core.queue_pairs.write_copy(index, bytes, copy, remote, immediate, ())?;
         }
         Ok(())
     }
 
     /// Reports to the sender that messages have left the eager ring, when there are enough of them.
     fn report_ring_progress(&mut self) -> Result<(), ConnectionError> {
-        let Some(port) = self.core.peer_port else { return Ok(()) };
         let progress = self.arrivals.first();
         if self.ring_progress.is_due(progress)
             && let Some(index) = self.core.queue_pairs.least_loaded()
+            && let Some(port) = self.core.peer_port(index)
         {
             let (remote, empty) = ((port.address, port.key), WriteSource::Empty);
             let immediate = CreditImmediate::encode_ring_progress(progress);
@@ -634,8 +667,8 @@ impl RecvState {
 
     /// Answers offers of queue pairs that replace drained ones.
     fn answer_offers(&mut self, base: &Base) -> Result<(), ConnectionError> {
-        let Some(port) = self.core.peer_port else { return Ok(()) };
         for index in 0..self.core.queue_pairs.count() {
+            let Some(port) = self.core.peer_port(index) else { return Ok(()) };
             let state = self.core.queue_pairs.state(index);
             if !matches!(state, QueuePairState::Unconnected | QueuePairState::Drained) {
                 continue;
@@ -646,8 +679,18 @@ impl RecvState {
                 received |= u64::from(self.arrivals.has(part.message, part.index)) << at;
             }
             let may_wait = !self.core.is_opening();
-            let own = match self.core.queue_pairs.replace(index) {
+            let has_others = self.core.queue_pairs.port_pairs() > 1;
+            if pair == QueuePairInfo::NONE && !has_others {
+                let what = "protocol error: an offer without a queue pair";
+                return Err(ConnectionError::remote(what));
+            }
+            let replaced = match pair {
+                QueuePairInfo::NONE => Ok(QueuePairInfo::NONE),
+                _ => self.core.queue_pairs.replace(index),
+            };
+            let mut own = match replaced {
                 Ok(own) => own,
+                Err(_) if has_others => QueuePairInfo::NONE,
                 // The device may have room for a queue pair later, or the sender fails over.
                 Err(_) if may_wait => {
                     self.offers[index] = Some((pair, parts));
@@ -656,14 +699,26 @@ impl RecvState {
                 Err(error) => return Err(error.into()),
             };
             self.core.queue_pairs.take_unconfirmed(index);
-            if let Err(error) = self.core.queue_pairs.connect(index, &port, pair, port.marking) {
+            if own != QueuePairInfo::NONE
+                && let Err(error) = self.core.queue_pairs.connect(index, &port, pair, port.marking)
+            {
                 // The ports may have no route although their TCP addresses have. Without an answer, the sender tries other
                 // paths.
-                if !may_wait {
+                if !may_wait && !has_others {
                     return Err(error.into());
                 }
                 base.info(&format!("cannot connect a queue pair: {error}"));
-                continue;
+                if !has_others {
+                    continue;
+                }
+                own = QueuePairInfo::NONE;
+            }
+            if own == QueuePairInfo::NONE {
+                self.core.queue_pairs.leave_empty(index);
+            }
+            if has_others && self.core.queue_pairs.down_reason(index).is_some() {
+                // Some may have been lost with the queue pair, and the sender has stopped its own.
+                self.repeat_credits();
             }
             self.core.control.send(&ControlMessage::Answer(index as u8, own, received));
         }
@@ -673,7 +728,7 @@ impl RecvState {
     /// Writes all credits again, and the progress of the ring: some may have been lost with a queue pair.
     fn repeat_credits(&mut self) {
         let advertises = self.tags.advertises();
-        let needs_credit = |posted: &PostedBuffer| posted.region.is_some() || advertises;
+        let needs_credit = |posted: &PostedBuffer| !posted.regions.is_empty() || advertises;
         let all = self.arrivals.posted().filter(|(.., posted)| needs_credit(posted));
         self.pending_credits = all.map(|(number, ..)| number).collect();
         self.ring_progress.repeat();

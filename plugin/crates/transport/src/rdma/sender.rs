@@ -4,12 +4,14 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use evenkeel_protocol::{ControlMessage, Immediate, MessagePart, PortInfo, QueuePairInfo, WINDOW};
-use evenkeel_verbs::{Access, MemoryRegion, StagingBuffer, WriteSource};
+use evenkeel_protocol::{
+    ControlMessage, Immediate, MAX_PORTS, MAX_QUEUE_PAIRS, MessagePart, PortInfo, QueuePairInfo,
+    WINDOW,
+};
+use evenkeel_verbs::{Access, Gid, StagingBuffer, WriteSource};
 
-use super::adapter::Adapter;
 use super::control::PathFailure;
-use super::credit::{CREDIT_BYTES, CREDITS, Credit, CreditImmediate};
+use super::credit::{CREDITS, Credit, CreditImmediate, credit_bytes};
 use super::eager::{EAGER_BYTES, EagerRing, RING_BYTES, place_of, with_buffer};
 use super::endpoint::{Endpoint, EndpointCore, EndpointState, OnOpened};
 use super::error::{ConnectionError, system};
@@ -17,6 +19,7 @@ use super::failover::PathSearch;
 use super::failure_streak::FailureStreak;
 use super::mr_cache::MrHandle;
 use super::queue_pairs::{QueuePairEvent, QueuePairState, QueuePairs};
+use super::regions::Regions;
 use crate::connection::base::{Base, Direction, InFlight};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request};
 use crate::connection::send::{LINGER, Outbound};
@@ -27,7 +30,8 @@ use crate::memory::buffers::SendBuffer;
 use crate::stream::Stream;
 use crate::telemetry::chunk_events::{ChunkDescription, ChunkEvent};
 
-/// Maximum number of full parts in flight on a queue pair. Other queue pairs take what is left.
+/// Maximum number of full parts in flight on a queue pair. Other queue pairs take what is left. With several ports each has a
+/// share of it: a message ends with the parts that its slowest port has taken.
 const PARTS_AHEAD: u64 = 4;
 /// Number of messages in flight from which on a caller that sends another one polls completions first.
 const POLL_THRESHOLD: usize = 16;
@@ -38,12 +42,34 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The same after a failover: the peer may have to register much memory first.
 const FAILOVER_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Offset of the byte of the staging buffer that probes overwrite.
-const PROBED: usize = CREDITS * CREDIT_BYTES;
-/// Offset of the copies of eager messages there.
-const COPIES: usize = (PROBED + 1).next_multiple_of(64);
-/// Bytes of the staging buffer.
-pub(super) const STAGING_BYTES: usize = COPIES + RING_BYTES;
+/// The sender's staging buffer: credits, from its first byte on, a byte that probes overwrite, and copies of eager messages.
+#[derive(Clone, Copy)]
+pub(super) struct StagingLayout {
+    /// Number of keys that a credit has room for.
+    keys: usize,
+}
+
+impl StagingLayout {
+    /// With room for this number of keys in each credit, 1 to [`MAX_PORTS`].
+    pub(super) fn new(keys: usize) -> Self {
+        Self { keys: keys.clamp(1, MAX_PORTS) }
+    }
+
+    /// Offset of the byte that probes overwrite.
+    fn probed(self) -> usize {
+        CREDITS * credit_bytes(self.keys)
+    }
+
+    /// Offset of the copies of eager messages.
+    fn copies(self) -> usize {
+        (self.probed() + 1).next_multiple_of(64)
+    }
+
+    /// Bytes of the buffer.
+    pub(super) fn bytes(self) -> usize {
+        self.copies() + RING_BYTES
+    }
+}
 
 /// The sending end.
 pub(crate) type Sender = Endpoint<SendState>;
@@ -51,8 +77,9 @@ pub(crate) type Sender = Endpoint<SendState>;
 /// The state of the sending end.
 pub(crate) struct SendState {
     core: EndpointCore<MessagePart>,
-    /// The credits that the receiver writes, from its first byte on, and copies of eager messages, from [`COPIES`] on.
+    /// What the receiver writes, and copies of eager messages.
     staging: StagingBuffer,
+    layout: StagingLayout,
     /// The credits received, by message number modulo [`CREDITS`]. They are copied when they are complete: the memory may
     /// already hold half of a later one.
     received_credits: Vec<Option<(u64, Credit)>>,
@@ -81,6 +108,10 @@ pub(crate) struct SendState {
     control_lost: Option<(Instant, String)>,
     /// The message for which a credit was last requested.
     requested_credit: Option<u64>,
+    /// Whether the peer does not answer, although queue pairs carry messages: the control connection's port may have failed.
+    is_unanswered: bool,
+    /// Queue pairs that the log says the connection does without, one bit for each.
+    left_alone: u8,
 }
 
 struct OutgoingMessage {
@@ -94,7 +125,8 @@ struct OutgoingMessage {
     operation: Arc<Operation>,
     /// Its destination, if it is not eager.
     credit: Option<Credit>,
-    region: Option<Arc<MemoryRegion>>,
+    /// With the ports that have sent parts of it, and with those for which its caller has registered it.
+    regions: Regions,
     /// Number of parts that were sent.
     parts_sent: u32,
     /// Number of parts that were acknowledged.
@@ -124,10 +156,21 @@ impl OutgoingMessage {
 }
 
 impl Sender {
+    /// The number of queue pairs of a connection. Each pair of ports has as many as the setting says, as far as possible.
+    pub(crate) fn queue_pair_count(destination: &Destination) -> u16 {
+        let count =
+            destination.context.settings.queue_pairs as usize * Self::port_pairs(destination);
+        count.min(MAX_QUEUE_PAIRS) as u16
+    }
+
+    /// The number of pairs of ports, as far as it is known before the connection is open.
+    pub(crate) fn port_pairs(destination: &Destination) -> usize {
+        destination.context.device.ports().len().max(destination.handle.addresses.len())
+    }
+
     /// Starts to open a connection whose control connection is open.
     pub(crate) fn open(
         destination: &Arc<Destination>,
-        adapter: &Arc<Adapter>,
         stream: Stream,
         deadline: Instant,
         on_opened: OnOpened,
@@ -135,11 +178,18 @@ impl Sender {
         let context = destination.context.clone();
         let settings = Arc::clone(&context.settings);
         let part_bytes = settings.chunk_bytes;
-        let max_in_flight = PARTS_AHEAD * part_bytes;
-        let queue_pairs = QueuePairs::new(adapter, settings.queue_pairs.into(), max_in_flight)?;
+        let port_pairs = Self::port_pairs(destination);
+        let max_in_flight = (PARTS_AHEAD / port_pairs as u64).max(1) * part_bytes;
+        let count = Self::queue_pair_count(destination).into();
+        let mut queue_pairs = QueuePairs::new(context.device.ports(), count, max_in_flight)?;
+        queue_pairs.set_ports(queue_pairs.ports().len(), port_pairs);
+        let layout = StagingLayout::new(port_pairs);
+        let staging = StagingBuffer::new(queue_pairs.contexts(), layout.bytes()).map_err(system)?;
+        let failover = PathSearch::new(destination, &stream.socket);
         let mut state = SendState {
             core: EndpointCore::new(queue_pairs, stream, &context, on_opened, deadline),
-            staging: StagingBuffer::new(&adapter.context, STAGING_BYTES).map_err(system)?,
+            staging,
+            layout,
             received_credits: vec![None; CREDITS],
             ring: EagerRing::default(),
             part_bytes,
@@ -151,10 +201,12 @@ impl Sender {
             requests: 0,
             is_refused: false,
             failures: FailureStreak::default(),
-            failover: PathSearch::new(destination),
+            failover,
             path_since: Instant::now(),
             control_lost: None,
             requested_credit: None,
+            is_unanswered: false,
+            left_alone: 0,
         };
         state.send_port_and_offers()?;
         let addresses = state.failover.own_addresses();
@@ -200,9 +252,9 @@ impl Sender {
                     return Ok(());
                 }
             }
-            let region = registration.filter(|_| !state.is_eager(length)).and_then(|handle| {
-                let context = &state.core.queue_pairs.adapter.context;
-                handle.region(context, buffer.address(), buffer.length(), Access::LocalRead)
+            let regions = registration.filter(|_| !state.is_eager(length)).map(|handle| {
+                let ports = state.core.queue_pairs.ports();
+                handle.regions(ports, buffer.address(), buffer.length(), Access::LocalRead)
             });
             state.messages.push_back(OutgoingMessage {
                 buffer,
@@ -211,7 +263,7 @@ impl Sender {
                 copied: false,
                 operation: Arc::clone(&operation),
                 credit: None,
-                region,
+                regions: regions.unwrap_or_default(),
                 parts_sent: 0,
                 parts_acked: 0,
                 events: Vec::new(),
@@ -223,7 +275,7 @@ impl Sender {
             // Earlier messages that could be sent were sent before. So what is done now is this message, as the caller sees.
             let done = std::mem::take(&mut state.core.owner_to_notify);
             if state.core.completion_polling.caller_sends(!done) {
-                state.core.queue_pairs.completions.arm().map_err(system)?;
+                state.core.queue_pairs.arm()?;
                 state.work(base)?;
             }
             Ok(())
@@ -251,13 +303,18 @@ impl EndpointState for SendState {
         match event {
             QueuePairEvent::Probed(index) => {
                 let replaces = self.core.queue_pairs.activate(index);
+                if self.left_alone >> index & 1 == 1 {
+                    self.left_alone &= !(1 << index);
+                    let name = self.core.queue_pairs.adapter(index).name();
+                    base.info(&format!("queue pair {index} at {name} carries messages again"));
+                }
                 self.core.control.send(&ControlMessage::Ready(index as u8));
                 base.counters.replaced.add(replaces.into());
             }
             QueuePairEvent::Sent(index, part, bytes) => {
                 self.failures = FailureStreak::default();
                 // Without a control connection the path will not last, even if it works now.
-                if self.control_lost.is_none() {
+                if self.control_lost.is_none() && !self.is_unanswered {
                     self.failover.mark_working();
                 }
                 self.core.queue_pairs.slots()[index].carried.chunk(&base.counters, bytes);
@@ -265,7 +322,7 @@ impl EndpointState for SendState {
             }
             QueuePairEvent::Received(_, _, immediate) => match CreditImmediate::decode(immediate) {
                 CreditImmediate::Credit(number) => {
-                    let credit = Credit::read(&self.staging, number);
+                    let credit = Credit::read(&self.staging, number, self.layout.keys);
                     self.received_credits[number as usize % CREDITS] = credit;
                 }
                 CreditImmediate::RingProgress(low_bits) => {
@@ -284,9 +341,11 @@ impl EndpointState for SendState {
         Ok(())
     }
 
-    fn post_work(&mut self, _base: &Base) -> Result<(), ConnectionError> {
+    fn post_work(&mut self, base: &Base) -> Result<(), ConnectionError> {
         self.offer_replacements();
-        let Some(port) = self.core.peer_port else { return Ok(()) };
+        if self.core.peer_ports.is_empty() {
+            return Ok(());
+        }
         loop {
             let again = self.retransmissions.front().copied();
             let number = again.map_or(self.next, |part| part.message);
@@ -299,7 +358,7 @@ impl EndpointState for SendState {
             };
             if let Some(part) = again {
                 self.retransmissions.pop_front();
-                self.write(index, part, &port)?;
+                self.write(index, part, base)?;
                 continue;
             }
             let Some(message) = self.messages.get_mut((number - self.first) as usize) else {
@@ -310,21 +369,22 @@ impl EndpointState for SendState {
             if message.parts_sent == part_count(message.length, self.part_bytes) {
                 self.next += 1;
             }
-            self.write(index, part, &port)?;
+            self.write(index, part, base)?;
         }
         Ok(())
     }
 
     fn on_failover(&mut self, base: &Base) -> Result<(), ConnectionError> {
-        self.staging.reregister(&self.core.queue_pairs.adapter.context).map_err(system)?;
+        self.staging.reregister(self.core.queue_pairs.contexts()).map_err(system)?;
         // The receiver writes new credits, with the keys of its present port.
         self.received_credits.fill(None);
         for message in &mut self.messages {
-            (message.credit, message.region) = (None, None);
+            (message.credit, message.regions) = (None, Regions::default());
         }
         let now = Instant::now();
         self.failures.on_failover(now, base.context.settings.recovery_timeout);
         (self.path_since, self.control_lost) = (now, None);
+        (self.is_unanswered, self.left_alone) = (false, 0);
         Ok(self.send_port_and_offers()?)
     }
 
@@ -372,7 +432,7 @@ impl EndpointState for SendState {
         if self.core.is_opening() && self.failures.repeated && may_use_tcp {
             return Err(ConnectionError::remote(self.failure_reason()));
         }
-        self.update_failover(now, base);
+        self.update_failover(now);
         self.request_credit();
         self.receive_control(base)
     }
@@ -409,19 +469,26 @@ impl EndpointState for SendState {
     fn release_regions(&mut self) {
         self.failover.cancel();
         self.messages.iter_mut().for_each(|message| {
-            message.region = None;
+            message.regions = Regions::default();
             message.events.clear();
         });
     }
 }
 
 impl SendState {
-    /// Sends the peer this end's port, and offers the first queue pair and those that were opened before.
+    /// Sends the peer this end's ports, and offers the first queue pair of each pair of ports and those that were opened before.
     fn send_port_and_offers(&mut self) -> Result<(), Error> {
-        self.core.send_port(self.staging.region());
+        self.core.send_ports(&self.staging, self.layout.keys);
+        let port_pairs = self.core.queue_pairs.port_pairs();
         for index in 0..self.core.queue_pairs.count() {
-            if index == 0 || self.core.queue_pairs.is_opened(index) {
-                self.offer(index)?;
+            if index >= port_pairs && !self.core.queue_pairs.is_opened(index) {
+                continue;
+            }
+            match self.offer(index) {
+                Ok(()) => {}
+                // One of several ports.
+                Err(_) if port_pairs > 1 => self.offer_none(index),
+                Err(error) => return Err(error),
             }
         }
         Ok(())
@@ -438,19 +505,32 @@ impl SendState {
     /// Offers a new queue pair.
     fn offer(&mut self, index: usize) -> Result<(), Error> {
         let pair = self.core.queue_pairs.replace(index)?;
+        self.send_offer(index, pair);
+        Ok(())
+    }
+
+    /// Asks which parts the peer has of those that a queue pair has carried. This end cannot have another one there.
+    fn offer_none(&mut self, index: usize) {
+        self.core.queue_pairs.leave_empty(index);
+        self.send_offer(index, QueuePairInfo::NONE);
+    }
+
+    fn send_offer(&mut self, index: usize, pair: QueuePairInfo) {
         let parts = self.core.queue_pairs.unconfirmed(index).to_vec();
         self.core.control.send(&ControlMessage::Offer(index as u8, pair, parts));
-        Ok(())
+        self.core.queue_pairs.offered(index);
     }
 
     /// Offers replacements for queue pairs that have failed.
     fn offer_replacements(&mut self) {
         for index in 0..self.core.queue_pairs.count() {
-            if self.core.queue_pairs.state(index) != QueuePairState::Drained {
+            if !self.core.queue_pairs.is_to_replace(index) {
                 continue;
             }
             // A device without room for one may have room later: the next tick tries again.
-            let _ = self.offer(index);
+            if self.offer(index).is_err() && self.core.queue_pairs.can_do_without() {
+                self.offer_none(index);
+            }
         }
     }
 
@@ -460,8 +540,10 @@ impl SendState {
         base: &Base,
     ) -> Result<(), ConnectionError> {
         match message {
-            ControlMessage::Port(port) if self.core.peer_port.is_none() => {
-                self.core.set_peer_port(port)?;
+            ControlMessage::Ports(_, mut ports) if self.core.peer_ports.is_empty() => {
+                // Credits have no keys for others.
+                ports.truncate(self.layout.keys);
+                self.core.set_peer_ports(ports, MAX_PORTS)?;
                 if self.core.is_opening() && !self.core.is_eager() {
                     self.tags = TagGate::advertised_only();
                 }
@@ -511,27 +593,41 @@ impl SendState {
         base: &Base,
     ) -> Result<(), ConnectionError> {
         let index = self.core.check_index(index)?;
-        let Some(port) = self.core.peer_port else {
+        let Some(port) = self.core.peer_port(index) else {
             return Err(ConnectionError::remote("protocol error: an answer without a port"));
         };
         if self.core.queue_pairs.state(index) != QueuePairState::Unconnected {
             return Err(ConnectionError::remote("protocol error: an answer without an offer"));
         }
-        let (marking, can_fail_over) = (self.core.marking(), self.can_fail_over());
-        let into = (self.staging.region(), self.staging.address(PROBED));
+        let (marking, can_fail_over) = (self.core.marking(index), self.can_fail_over());
+        let has_others = self.core.queue_pairs.port_pairs() > 1;
+        let into = (&self.staging, self.layout.probed());
         let queue_pairs = &mut self.core.queue_pairs;
-        let connected = queue_pairs.connect(index, &port, pair, marking);
-        let probed =
-            connected.and_then(|()| queue_pairs.probe(index, into, (port.address, port.key)));
-        if let Err(error) = probed {
-            if !can_fail_over {
-                return Err(error.into());
+        if pair == QueuePairInfo::NONE || queue_pairs.is_empty(index) {
+            if !has_others {
+                let what = "protocol error: an answer without a queue pair";
+                return Err(ConnectionError::remote(what));
             }
-            // The ports may have no route although their TCP addresses have: other paths are tried.
-            base.info(&format!("cannot connect a queue pair: {error}"));
-            return Ok(());
+            queue_pairs.give_up(index, "one of the two ports cannot have another one");
+        } else {
+            let connected = queue_pairs.connect(index, &port, pair, marking);
+            let probed =
+                connected.and_then(|()| queue_pairs.probe(index, into, (port.address, port.key)));
+            match probed {
+                Ok(()) => {}
+                Err(error) if has_others => queue_pairs.give_up(index, &error.to_string()),
+                Err(error) if !can_fail_over => return Err(error.into()),
+                // The ports may have no route although their TCP addresses have: other paths are tried.
+                Err(error) => {
+                    base.info(&format!("cannot connect a queue pair: {error}"));
+                    return Ok(());
+                }
+            }
         }
-        let unconfirmed = queue_pairs.take_unconfirmed(index);
+        if self.core.queue_pairs.is_left_alone(index) && self.core.queue_pairs.is_empty(index) {
+            self.queue_pair_failed(index, base);
+        }
+        let unconfirmed = self.core.queue_pairs.take_unconfirmed(index);
         for (at, part) in unconfirmed.into_iter().enumerate() {
             if received >> at & 1 == 1 {
                 self.part_acked(part, base);
@@ -549,7 +645,7 @@ impl SendState {
     }
 
     /// Tries other paths if nothing gets through on the present one, and stops doing so if something does.
-    fn update_failover(&mut self, now: Instant, base: &Base) {
+    fn update_failover(&mut self, now: Instant) {
         if !self.can_fail_over() {
             return;
         }
@@ -557,15 +653,24 @@ impl SendState {
             true => now.saturating_duration_since(self.path_since) >= FAILOVER_ANSWER_TIMEOUT,
             false => now.saturating_duration_since(since) >= ANSWER_TIMEOUT,
         };
-        let down = self.core.queue_pairs.longest_down().map(|(since, _)| since);
-        let is_dead = self.failures.repeated
-            || down.is_some_and(|since| self.core.queue_pairs.adapter.is_down() || is_late(since))
+        let queue_pairs = &self.core.queue_pairs;
+        let is_past = |since: Instant, timeout| now.saturating_duration_since(since) >= timeout;
+        // Nobody has answered where queue pairs of other ports work.
+        self.is_unanswered = queue_pairs.can_do_without()
+            && queue_pairs.is_any_unanswered(now, ANSWER_TIMEOUT)
+            && is_past(self.path_since, FAILOVER_ANSWER_TIMEOUT);
+        let is_down = || queue_pairs.ports().iter().all(|port| port.adapter.is_down());
+        let down = queue_pairs.longest_down().map(|(since, _)| since);
+        let is_dead = self.is_unanswered
+            || self.failures.repeated && !queue_pairs.can_do_without()
+            || down.is_some_and(|since| is_down() || is_late(since))
             || self.core.control.path_failure() == Some(PathFailure::Unreachable);
         if is_dead {
             self.failover.mark_failed();
         }
         if is_dead || self.control_lost.is_some() {
-            self.failover.start_attempts(base.context.settings.queue_pairs, now);
+            let count = self.core.queue_pairs.count() as u16;
+            self.failover.start_attempts(count, now);
         } else {
             self.failover.cancel();
         }
@@ -579,8 +684,30 @@ impl SendState {
     }
 
     fn queue_pair_failed(&mut self, index: usize, base: &Base) {
-        self.failures.add(index, Instant::now(), base.context.settings.recovery_timeout);
+        if !self.core.queue_pairs.can_do_without() {
+            self.failures.add(index, Instant::now(), base.context.settings.recovery_timeout);
+        }
         base.counters.lost.add(1);
+        self.report_left_alone(index, base);
+    }
+
+    /// Logs once that the connection does without a queue pair.
+    fn report_left_alone(&mut self, index: usize, base: &Base) {
+        let queue_pairs = &self.core.queue_pairs;
+        if self.left_alone >> index & 1 == 1
+            || !queue_pairs.is_left_alone(index)
+            || !queue_pairs.can_do_without()
+        {
+            return;
+        }
+        self.left_alone |= 1 << index;
+        let (name, why) = (queue_pairs.adapter(index).name(), queue_pairs.down_reason(index));
+        let peer =
+            self.core.peer_port(index).map_or_else(String::new, |port| Gid(port.gid).to_string());
+        base.warn(&format!(
+            "the connection does without port {name} to GID {peer} until it works again: {}",
+            why.unwrap_or_default()
+        ));
     }
 
     /// Whether it is known where a message goes: it has a credit, or room in the eager ring.
@@ -615,9 +742,6 @@ impl SendState {
             return Err(ConnectionError::remote(what));
         }
         let Some(message) = at.and_then(|at| self.messages.get_mut(at)) else { return Ok(true) };
-        if length > 0 && message.region.is_none() {
-            message.region = Some(self.core.queue_pairs.send_region(&message.buffer)?);
-        }
         message.credit = Some(credit);
         Ok(true)
     }
@@ -656,7 +780,7 @@ impl SendState {
             return;
         }
         message.done = true;
-        message.region = None;
+        message.regions = Regions::default();
         base.counters.message(message.length);
         if !message.copied {
             message.operation.complete(message.length);
@@ -674,15 +798,31 @@ impl SendState {
         &mut self,
         index: usize,
         part: MessagePart,
-        port: &PortInfo,
+        base: &Base,
     ) -> Result<(), ConnectionError> {
         let Some(at) = part.message.checked_sub(self.first) else { return Ok(()) };
         let Some(message) = self.messages.get_mut(at as usize) else { return Ok(()) };
         let length = message.length;
         if let Some(ring_offset) = message.ring_offset {
-            return self.write_eager(index, part, ring_offset, port);
+            let Some(port) = self.core.peer_port(index) else { return Ok(()) };
+            return self.write_eager(index, part, ring_offset, &port);
         }
         let Some(credit) = message.credit else { return Ok(()) };
+        let port = self.core.queue_pairs.port_of(index);
+        if length > 0 && message.regions.get(port).is_none() {
+            match self.core.queue_pairs.send_region(port, &message.buffer) {
+                Ok(region) => message.regions.set(port, region),
+                Err(error) if self.core.queue_pairs.is_another_usable(index) => {
+                    // Other ports carry it.
+                    if self.core.queue_pairs.stop(index, &error.to_string()) {
+                        self.queue_pair_failed(index, base);
+                    }
+                    self.retransmissions.push_front(part);
+                    return Ok(());
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
         let offset = u64::from(part.index) * self.part_bytes;
         let bytes = (length - offset).min(self.part_bytes);
         let last = offset + bytes == length;
@@ -690,13 +830,14 @@ impl SendState {
         let (work_request, queue_pair) = self.core.queue_pairs.next_work(index);
         let described = ChunkDescription::Rdma { work_request, queue_pair, bytes: bytes as usize };
         message.begin_event(part, described);
-        let source = match &message.region {
+        let source = match message.regions.get(port) {
             Some(region) => {
                 WriteSource::Region(region, message.buffer.address() + offset, bytes as u32)
             }
             None => WriteSource::Empty,
         };
-        let remote = (credit.address + offset, credit.key);
+        let key = credit.keys[index % self.core.peer_ports.len().clamp(1, MAX_PORTS)];
+        let remote = (credit.address + offset, key);
         Ok(self.core.queue_pairs.write(index, source, remote, immediate, part)?)
     }
 
@@ -714,7 +855,7 @@ impl SendState {
         let remote = (port.address + ring_offset as u64, port.key);
         let immediate = Immediate::eager(part.message, place_of(ring_offset)).encode();
         let (queue_pairs, copies) = (&mut self.core.queue_pairs, &self.staging);
-        let offset = COPIES + ring_offset;
+        let offset = self.layout.copies() + ring_offset;
         with_buffer(length as usize, |bytes| {
             if message.copied {
                 copies.read(offset, bytes);
@@ -838,5 +979,21 @@ impl Outbound for Sender {
     #[cfg(test)]
     fn queue_pairs(&self) -> usize {
         self.state().core.queue_pairs.count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn staging_layout_has_a_place_for_each() {
+        for keys in 1..=MAX_PORTS {
+            let layout = StagingLayout::new(keys);
+            let last = Credit::offset(CREDITS as u64 - 1, keys) + credit_bytes(keys);
+            assert_eq!(layout.probed(), last);
+            assert!(layout.copies() > last && layout.copies().is_multiple_of(64));
+            assert_eq!(layout.bytes(), layout.copies() + RING_BYTES);
+        }
     }
 }

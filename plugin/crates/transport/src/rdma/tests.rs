@@ -256,7 +256,7 @@ fn mr_cache_registers_memory_once() {
     let transport = transport();
     let (send, recv) = pair(&transport, &transport);
     let last = transport.devices().len() - 1;
-    let adapter = Arc::clone(transport.devices()[last].rdma().unwrap());
+    let adapter = Arc::clone(&transport.devices()[last].ports()[0]);
     let memory = &adapter.regions;
     let mut block = Block::new(1 << 20);
     let mr_cache = transport.mr_cache(last).unwrap();
@@ -296,7 +296,7 @@ fn mr_handle_of_a_message_is_used_without_a_search() {
     };
     let (sent, received) = (register(send.mr_cache(), from), register(recv.mr_cache(), to));
     let searches = || {
-        let ports = transport.devices().iter().map(|device| &device.rdma().unwrap().regions);
+        let ports = transport.devices().iter().map(|device| &device.ports()[0].regions);
         ports.map(|regions| (regions.reused.get(), regions.registered.get())).collect::<Vec<_>>()
     };
     let before = searches();

@@ -133,7 +133,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_QUEUE_PAIRS",
-            meaning: "maximum number of RDMA queue pairs of one connection, which share its messages and take over from each other when one fails; others than the first are opened when those before are full; set on the sending side",
+            meaning: "maximum number of RDMA queue pairs of one connection for each pair of its ports, and at most 8 in all, which share its messages and take over from each other when one fails; others than the first are opened when those before are full; set on the sending side",
             accepts: "a whole number from 1 to 8",
             default: "2",
         },
@@ -412,7 +412,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_DEVICES",
-            meaning: "separate: each interface is a device for NCCL; joined: one device whose flows use all interfaces (at most 4), and which continues when one fails",
+            meaning: "separate: each interface or RDMA port is a device for NCCL; joined: one device whose flows or queue pairs use all of them (at most 4), and which continues when one fails",
             accepts: "separate or joined",
             default: "separate",
         },
@@ -428,7 +428,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_BIND_TO_DEVICE",
-            meaning: "whether a flow leaves by its own interface where several are in the peer's subnet (SO_BINDTODEVICE, Linux 5.7 and later); without it the kernel's route sends all by one of them; auto: unless this host drops what comes by another interface than its route (rp_filter=1)",
+            meaning: "whether a flow, or the control connection of an RDMA port, leaves by its own interface where several are in the peer's subnet (SO_BINDTODEVICE, Linux 5.7 and later); without it the kernel's route sends all by one of them; auto: unless this host drops what comes by another interface than its route (rp_filter=1)",
             accepts: "auto, on or off",
             default: "auto",
         },

@@ -4,11 +4,13 @@
 //! again if all have failed. Paths that are likely to stay on one rail go first. The first path on which the listener answers
 //! is taken: queue pairs use the ports at whose addresses the control connection ends.
 
+use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{Handle, MAX_ADDRESSES};
+use socket2::{SockAddr, Socket};
 
 use crate::Context;
 use crate::device::Device;
@@ -24,7 +26,7 @@ pub(in crate::rdma) struct PathSearch {
     destination: Arc<Destination>,
     /// The sender that is notified of the attempts' outcomes; set once.
     sender: Option<Weak<dyn DialHandler>>,
-    /// This host's ports; first the one that the connection began with.
+    /// This host's ports, each a device; first those of the device that the connection began with.
     devices: Vec<Device>,
     /// The listener's addresses, in the same order.
     addresses: Vec<IpAddr>,
@@ -53,16 +55,25 @@ impl Path {
 }
 
 impl PathSearch {
-    pub(in crate::rdma) fn new(destination: &Arc<Destination>) -> Self {
+    /// For a connection whose control connection is on this socket.
+    pub(in crate::rdma) fn new(destination: &Arc<Destination>, control: &Socket) -> Self {
         let context = &destination.context;
-        let mut devices = vec![context.device.clone()];
+        let mut devices = context.device.each_port();
         devices.extend(context.other_ports());
+        let addresses = destination.handle.addresses.clone();
+        let ip =
+            |address: io::Result<SockAddr>| Some(address.ok()?.as_socket()?.ip().to_canonical());
+        let from = ip(control.local_addr())
+            .and_then(|ip| devices.iter().position(|device| device.addresses().contains(&ip)));
+        let to = ip(control.peer_addr())
+            .and_then(|ip| addresses.iter().position(|address| *address == ip));
+        let current = Path { device: from.unwrap_or(0), address: to.unwrap_or(0) };
         Self {
             destination: Arc::clone(destination),
             sender: None,
             devices,
-            addresses: destination.handle.addresses.iter().take(1).copied().collect(),
-            current: Path { device: 0, address: 0 },
+            addresses,
+            current,
             failed: Vec::new(),
             attempts: Vec::new(),
             next_number: 1,
@@ -117,7 +128,7 @@ impl PathSearch {
         let all = (0..self.devices.len()).flat_map(|device| {
             (0..self.addresses.len()).map(move |address| Path { device, address })
         });
-        let up = |path: &Path| self.devices[path.device].rdma().is_some_and(|port| !port.is_down());
+        let up = |path: &Path| !self.devices[path.device].is_down();
         let all: Vec<Path> = all.filter(up).collect();
         if all.iter().all(|path| self.failed.contains(path)) {
             self.failed.clear();
@@ -141,6 +152,7 @@ impl PathSearch {
             self.next_number += 1;
             let deadline = now + ATTEMPT_TIMEOUT;
             let sender = Arc::clone(&sender);
+            let number = (number, 0);
             match Dial::control_connection(&destination, sender, number, queue_pairs, deadline) {
                 Ok(attempt) => self.attempts.push((attempt, path)),
                 // There is no route now, but there may be one later.
@@ -149,14 +161,18 @@ impl PathSearch {
         }
     }
 
-    /// The listener has accepted an attempt: returns the port of its path, which is the present one from now on. `None` if
-    /// the attempt was given up.
+    /// The listener has accepted an attempt: returns the device of its path, which is the present one from now on. `None` if
+    /// the attempt was given up. A port of the device that the connection began with stands for the whole device.
     pub(in crate::rdma) fn accepted(&mut self, number: u32) -> Option<Device> {
         let at = self.attempts.iter().position(|(attempt, _)| attempt.flow() == number)?;
         let (_, path) = self.attempts.swap_remove(at);
         self.cancel();
         self.current = path;
-        Some(self.devices[path.device].clone())
+        let began = &self.destination.context.device;
+        Some(match path.device < began.ports().len() {
+            true => began.clone(),
+            false => self.devices[path.device].clone(),
+        })
     }
 
     /// An attempt has failed: returns whether its error shows that the peer is gone.

@@ -6,6 +6,8 @@
 mod accept;
 mod connect;
 #[cfg(test)]
+mod fused_tests;
+#[cfg(test)]
 mod tests;
 
 pub(crate) use accept::FailoverCandidate;

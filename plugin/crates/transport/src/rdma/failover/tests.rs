@@ -19,13 +19,13 @@ use crate::test_support::{meet, until};
 use crate::{Listener, MemoryTypes, RecvConnection, SendConnection, Transport};
 
 /// Both ends of a connection that starts on the first pair of ports.
-struct TestConnection {
+pub(super) struct TestConnection {
     to: Transport,
-    from_log: Arc<LogLines>,
+    pub(super) from_log: Arc<LogLines>,
     to_log: Arc<LogLines>,
     listener: Listener,
-    send: SendConnection,
-    recv: RecvConnection,
+    pub(super) send: SendConnection,
+    pub(super) recv: RecvConnection,
 }
 
 impl TestConnection {
@@ -47,34 +47,43 @@ impl TestConnection {
             let own = [("EVENKEEL_TRANSPORT", "rdma"), ("NCCL_IB_HCA", ports)];
             transport_with(&[&own, settings].concat())
         };
-        let ((from, from_log), (to, to_log)) = (with(from), with(to));
-        let listener = to.listen(0, "", memory_types).unwrap();
-        let call = from.connect(0, listener.handle(), "", memory_types).unwrap();
+        Self::open(with(from), with(to), (0, 0), memory_types)
+    }
+
+    /// From one of these devices to one of those.
+    pub(super) fn open(
+        (from, from_log): (Transport, Arc<LogLines>),
+        (to, to_log): (Transport, Arc<LogLines>),
+        (from_device, to_device): (usize, usize),
+        memory_types: MemoryTypes,
+    ) -> Self {
+        let listener = to.listen(to_device, "", memory_types).unwrap();
+        let call = from.connect(from_device, listener.handle(), "", memory_types).unwrap();
         let (send, recv) = meet(&call, &listener);
         Self { to, from_log, to_log, listener, send, recv }
     }
 
-    fn exchange(&self, lengths: &[usize], during: impl FnMut(usize)) {
+    pub(super) fn exchange(&self, lengths: &[usize], during: impl FnMut(usize)) {
         exchange((&self.send, &self.recv), lengths, during);
     }
 
     /// Number of failovers of each end.
-    fn failovers(&self) -> [u64; 2] {
+    pub(super) fn failovers(&self) -> [u64; 2] {
         let [send, recv] = [self.send.sender.base(), self.recv.receiver.base()];
         [send.counters.recovered.get(), recv.counters.recovered.get()]
     }
 }
 
-fn run(line: &str) {
+pub(super) fn run(line: &str) {
     let status = Command::new("sh").args(["-c", line]).status().unwrap();
     assert!(status.success(), "{line}: {status}");
 }
 
 /// A pair of ports between which all packets are lost, without any notice. Ends when dropped.
-struct DeadLink(usize);
+pub(super) struct DeadLink(usize);
 
 impl DeadLink {
-    fn new(link: usize) -> Self {
+    pub(super) fn new(link: usize) -> Self {
         Self::each(link, "replace", "netem loss 100%");
         Self(link)
     }
@@ -112,10 +121,10 @@ impl Drop for DropRule {
 
 /// A pair of ports that fails as [`DeadLink`] does, after a number of bytes. So whatever a test sends beyond them is in flight
 /// when it fails. Ends when dropped.
-struct FailingLink;
+pub(super) struct FailingLink;
 
 impl FailingLink {
-    fn new(link: usize, bytes: usize) -> Self {
+    pub(super) fn new(link: usize, bytes: usize) -> Self {
         run("nft add table ip failing");
         run("nft add chain ip failing in '{ type filter hook prerouting priority 0; }'");
         run(&format!(
@@ -138,11 +147,11 @@ fn slow(link: usize) {
 }
 
 /// Short timeouts, since tests wait for them.
-const TIMEOUTS: [(&str, &str); 2] =
+pub(super) const TIMEOUTS: [(&str, &str); 2] =
     [("EVENKEEL_PEER_TIMEOUT", "4"), ("EVENKEEL_RECOVERY_TIMEOUT", "30")];
 
 /// Some of these messages are in flight when a path fails, and others wait behind them.
-fn lengths() -> Vec<usize> {
+pub(super) fn lengths() -> Vec<usize> {
     let mut lengths = vec![1 << 20, 100];
     lengths.extend([4 << 20; 8]);
     lengths.extend([100, 3 << 20, 0, 70_000, 4096, 4097]);
@@ -385,7 +394,7 @@ fn owned_memory_is_registered_once_with_the_other_port() {
     let mut block = Block::new(1 << 20);
     let mr_cache = connection.to.mr_cache(0).unwrap();
     let held = mr_cache.register(block.lend_mut(1 << 20)).unwrap().unwrap();
-    let memory = |port: usize| &connection.to.devices()[port].rdma().unwrap().regions;
+    let memory = |port: usize| &connection.to.devices()[port].ports()[0].regions;
     let mut ten_times = || {
         for _ in 0..10 {
             let part = block.lend_mut(1 << 19);
