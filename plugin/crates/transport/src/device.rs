@@ -31,6 +31,14 @@ pub struct Device {
     ports: Vec<Arc<Adapter>>,
 }
 
+/// What the peers of an interface have to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Network {
+    Tcp,
+    Roce,
+    InfiniBand,
+}
+
 /// A network interface with an address to send from and listen at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Interface {
@@ -73,6 +81,15 @@ impl Device {
     /// Whether it has RDMA ports and all of them are down, or it has none.
     pub(crate) fn is_down(&self) -> bool {
         self.ports.iter().all(|port| port.is_down())
+    }
+
+    /// The network of each of its interfaces.
+    fn networks(&self) -> impl Iterator<Item = Network> {
+        let of_port = |port: &Arc<Adapter>| match port.is_ethernet() {
+            true => Network::Roce,
+            false => Network::InfiniBand,
+        };
+        (0..self.interfaces.len()).map(move |at| self.ports.get(at).map_or(Network::Tcp, of_port))
     }
 
     /// Its RDMA ports, each a device.
@@ -190,7 +207,7 @@ pub(crate) fn discover(
     let (addresses, fallback) = (&interfaces.addresses[..], chosen.first().copied());
     let discovery = PortDiscovery { settings, addresses, fallback, host_memory_only, log };
     if let Some(ports) = rdma_ports(&discovery)? {
-        return if settings.joined { join(ports).map(|device| vec![device]) } else { Ok(ports) };
+        return Ok(ports);
     }
     let left_out = left_out(&interfaces, settings);
     if chosen.is_empty() {
@@ -307,7 +324,7 @@ fn list(left_out: &[(&str, LeftOut)], most: usize) -> String {
     named.join(", ")
 }
 
-/// The RDMA ports of this host, each a device; none if TCP carries all messages.
+/// The RDMA ports of this host, each a device, or one device of all; none if TCP carries all messages.
 fn rdma_ports(discovery: &PortDiscovery<'_>) -> Result<Option<Vec<Device>>, Error> {
     let settings = discovery.settings;
     let must = settings.transport_mode == TransportMode::Rdma;
@@ -322,7 +339,11 @@ fn rdma_ports(discovery: &PortDiscovery<'_>) -> Result<Option<Vec<Device>>, Erro
         (_, Some(reason)) => Err(format!("{reason} is for TCP only")),
         (_, None) => discovery.open_ports(),
     };
-    match found {
+    let without_rdma = |why: &str| {
+        discovery.log.info(&format!("evenkeel: TCP carries all: {why}"));
+        Ok(None)
+    };
+    let ports: Vec<Device> = match found {
         Ok(found) => {
             let of_port = |port: &DiscoveredPort| {
                 let is_there = |address: &&InterfaceAddress| {
@@ -344,15 +365,22 @@ fn rdma_ports(discovery: &PortDiscovery<'_>) -> Result<Option<Vec<Device>>, Erro
                     ports: vec![adapter],
                 }
             };
-            Ok(Some(found.into_iter().map(describe).collect()))
+            found.into_iter().map(describe).collect()
         }
         Err(why) if must => {
-            Err(Error::new(ErrorKind::Config, format!("EVENKEEL_TRANSPORT=rdma: {why}")))
+            let what = format!("EVENKEEL_TRANSPORT=rdma: {why}");
+            return Err(Error::new(ErrorKind::Config, what));
         }
-        Err(why) => {
-            discovery.log.info(&format!("evenkeel: TCP carries all: {why}"));
-            Ok(None)
-        }
+        Err(why) => return without_rdma(&why),
+    };
+    if !settings.joined {
+        return Ok(Some(ports));
+    }
+    match join(ports) {
+        Ok(device) => Ok(Some(vec![device])),
+        Err(error) if must => Err(error),
+        // The interfaces may be joined instead.
+        Err(error) => without_rdma(&error.to_string()),
     }
 }
 
@@ -366,8 +394,8 @@ pub(crate) fn fuse(devices: &[&Device]) -> Result<Device, Error> {
     if devices.len() < 2 {
         return refuse("there must be two or more");
     }
-    if devices.iter().any(|device| device.ports.is_empty() != devices[0].ports.is_empty()) {
-        return refuse("RDMA ports and network interfaces cannot be one: no protocol is over both");
+    if let Some(why) = different_networks(devices.iter().flat_map(|device| device.networks())) {
+        return refuse(why);
     }
     let interfaces: Vec<_> = devices.iter().flat_map(|device| &device.interfaces).collect();
     if interfaces.len() > MAX_ADDRESSES {
@@ -382,20 +410,18 @@ pub(crate) fn fuse(devices: &[&Device]) -> Result<Device, Error> {
     if devices.iter().enumerate().any(|(at, one)| others(at).any(|other| is_same(one, other))) {
         return refuse("one of them is there twice");
     }
-    if let Some(why) = different_networks(devices.iter().flat_map(|device| device.ports())) {
-        return refuse(why);
-    }
     join(devices.iter().copied().cloned().collect())
 }
 
-/// Why no network can have all of these ports, if so.
-fn different_networks<'a>(
-    mut ports: impl Iterator<Item = &'a Arc<Adapter>>,
-) -> Option<&'static str> {
-    let is_ethernet = ports.next()?.is_ethernet();
-    ports
-        .any(|port| port.is_ethernet() != is_ethernet)
-        .then_some("InfiniBand and RoCE do not reach each other")
+/// Why one device cannot be of all these networks, if so.
+fn different_networks(mut networks: impl Iterator<Item = Network>) -> Option<&'static str> {
+    let first = networks.next()?;
+    match networks.find(|other| *other != first)? {
+        Network::Roce | Network::InfiniBand if first != Network::Tcp => {
+            Some("InfiniBand and RoCE do not reach each other")
+        }
+        _ => Some("RDMA ports and network interfaces cannot be one: no protocol is over both"),
+    }
 }
 
 /// One device of all.
@@ -415,7 +441,7 @@ fn join(devices: Vec<Device>) -> Result<Device, Error> {
     if devices.len() > MAX_ADDRESSES {
         return refuse(&format!("at most {MAX_ADDRESSES} {kind} can be joined"));
     }
-    if let Some(why) = different_networks(devices.iter().flat_map(Device::ports)) {
+    if let Some(why) = different_networks(devices.iter().flat_map(Device::networks)) {
         return refuse(why);
     }
     let pci_path = match &devices[..] {
@@ -725,6 +751,21 @@ mod tests {
         let others: Vec<_> = (2..6).map(|index| device("10.0.2.1", index)).collect();
         let many: Vec<&Device> = others.iter().chain([&a]).collect();
         assert!(refused(&many).contains("more than 4"));
+    }
+
+    #[test]
+    fn fused_devices_are_of_one_network() {
+        use Network::{InfiniBand, Roce, Tcp};
+        let why = |networks: &[Network]| different_networks(networks.iter().copied());
+        for one in [Tcp, Roce, InfiniBand] {
+            assert_eq!(why(&[one; 3]), None);
+        }
+        for mixed in [[Roce, Roce, Tcp], [Tcp, InfiniBand, InfiniBand], [Tcp, Tcp, Roce]] {
+            assert!(why(&mixed).unwrap().contains("RDMA ports and network interfaces"));
+        }
+        for mixed in [[Roce, InfiniBand], [InfiniBand, Roce]] {
+            assert!(why(&mixed).unwrap().contains("InfiniBand and RoCE"));
+        }
     }
 
     #[test]

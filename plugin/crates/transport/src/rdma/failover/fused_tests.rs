@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use super::tests::{DeadLink, FailingLink, TIMEOUTS, TestConnection, run};
 use crate::connection::tag_matching_tests;
+use crate::device::fuse;
 use crate::memory::block::Block;
 use crate::memory::test_memory::ProtectedMemory;
 use crate::rdma::tests::{LogLines, PEER_MEMORY, send_and_check, transport_with};
 use crate::sync::lock;
 use crate::test_support::until;
-use crate::{Device, MemoryTypes, Transport};
+use crate::{Device, MemoryTypes, Settings, Transport};
 
 const FROM: &str = "=rxe0,rxe2";
 const TO: &str = "=rxe1,rxe3";
@@ -281,4 +282,56 @@ fn fused_ports_in_one_subnet_share_messages() {
     let carried = sent_during(|| connection.exchange(&few(), |_| {}));
     assert!(carried.iter().all(|bytes| *bytes > 2 << 20), "{carried:?}");
     assert_eq!(connection.send.sender.base().peer().ip().to_string(), "10.77.9.2");
+}
+
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn fused_ports_and_network_interfaces_are_refused_together() {
+    let ((ports, _), _) = end(FROM, &[]);
+    let (interfaces, _) =
+        transport_with(&[("EVENKEEL_TRANSPORT", "tcp"), ("NCCL_SOCKET_IFNAME", "eth1")]);
+    let mixed = [&ports.devices()[0], &interfaces.devices()[0]];
+    let refused = fuse(&mixed).unwrap_err().to_string();
+    assert_eq!(
+        refused,
+        "cannot make one device of rxe0:1, eth1: RDMA ports and network interfaces cannot be one: no protocol is over both"
+    );
+}
+
+/// A host with so many has used TCP with these settings before.
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn joined_ports_that_are_too_many_are_left_to_tcp() {
+    run(
+        "ip link add eth9 type dummy && ip link set eth9 up && ip address add 10.77.5.1/32 dev eth9",
+    );
+    run("rdma link add rxe9 type rxe netdev eth9");
+    until(|| {
+        let state = fs::read_to_string("/sys/class/infiniband/rxe9/ports/1/state").unwrap();
+        state.contains("ACTIVE").then_some(())
+    });
+    let with = |mode| {
+        let settings = [
+            ("EVENKEEL_TRANSPORT", mode),
+            ("EVENKEEL_DEVICES", "joined"),
+            ("NCCL_SOCKET_IFNAME", "=eth0,eth2"),
+        ];
+        let lookup = |name: &str| {
+            let given = settings.iter().find(|(other, _)| *other == name);
+            given.map(|(_, value)| (*value).to_owned())
+        };
+        let log = Arc::new(LogLines::default());
+        let shared: Arc<LogLines> = Arc::clone(&log);
+        (Transport::new(Settings::from_lookup(lookup).unwrap(), shared), log)
+    };
+    let ((auto, log), (must, _)) = (with("auto"), with("rdma"));
+    run("rdma link del rxe9 && ip link del eth9");
+    let auto = auto.unwrap();
+    let [device] = auto.devices() else { panic!("{:?}", auto.devices()) };
+    assert_eq!((device.name(), device.port()), ("eth0+eth2", 0));
+    let log = logged(&log);
+    let why = "at most 4 RDMA ports can be joined";
+    assert!(log.contains("TCP carries all: ") && log.contains(why), "{log}");
+    let error = must.err().unwrap().to_string();
+    assert!(error.contains(why) && error.contains("pick some with NCCL_IB_HCA"), "{error}");
 }
