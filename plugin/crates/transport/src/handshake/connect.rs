@@ -8,7 +8,7 @@ use evenkeel_protocol::{ConnectionId, Handle};
 use crate::connection::send::{Outbound, SendConnection};
 use crate::context::Context;
 use crate::error::{ConnectError, Error, ErrorKind, Retry};
-use crate::handshake::dial::{Destination, Dial, DialError, DialHandler};
+use crate::handshake::dial::{Destination, Dial, DialError, DialHandler, Way};
 use crate::rdma;
 use crate::runtime::descriptors;
 use crate::runtime::reactor::{Readiness, Registration, Runtime, Source};
@@ -48,8 +48,9 @@ struct AttemptState {
     cause: Option<String>,
     /// Whether RDMA is to carry the messages, as far as this side knows.
     use_rdma: bool,
-    /// The path of the next control connection: each attempt takes another pair of ports, if there are several.
-    control_path: u32,
+    /// The path of the first control connection, and the number of them so far. Each takes another pair of ports, if there are
+    /// several.
+    control_path: (u32, u32),
     /// The RDMA connection whose queue pairs are not agreed on yet.
     agreeing: Option<Arc<rdma::Sender>>,
     /// The outcome, until it is polled.
@@ -78,7 +79,11 @@ impl Connecting {
         let use_rdma = context.settings.transport_mode != TransportMode::Tcp
             && !context.device.ports().is_empty();
         let first_up = context.device.ports().iter().position(|port| !port.is_down());
-        let control_path = first_up.unwrap_or(0) as u32;
+        let mut first = first_up.unwrap_or(0) as u32;
+        if caller_retries && context.device.ports().len() > 1 {
+            // Each try of the caller is another connection: by chance they take different paths.
+            first = u32::from(connection.0[0]);
+        }
         let deadline = Instant::now() + context.settings.connect_timeout;
         let workers = Arc::clone(runtime.workers());
         let (clock, retry_clock) = (workers.registration(), workers.registration());
@@ -96,7 +101,7 @@ impl Connecting {
                 retries: Vec::new(),
                 cause: None,
                 use_rdma,
-                control_path,
+                control_path: (first, 0),
                 agreeing: None,
                 outcome: None,
                 over: false,
@@ -186,11 +191,16 @@ impl Attempt {
         let (destination, handler) = (&self.destination, Arc::<Self>::clone(self));
         let dial = match state.use_rdma {
             true => {
-                let path = state.control_path;
-                state.control_path += 1;
+                let (first, done) = state.control_path;
+                state.control_path.1 += 1;
+                // Each path also as the route decides, in case that answers come by another interface.
+                let pairs = rdma::Sender::port_pairs(destination) as u32;
+                let is_even_round = (done / pairs).is_multiple_of(2);
+                let binds = destination.context.device.ports().len() > 1 && is_even_round;
+                let way = Way { number: flow, path: first + done, binds };
                 let count = rdma::Sender::queue_pair_count(destination);
                 let deadline = self.control_deadline();
-                Dial::control_connection(destination, handler, (flow, path), count, deadline)
+                Dial::control_connection(destination, handler, way, count, deadline)
             }
             false => Dial::start(destination, handler, flow, self.deadline),
         };

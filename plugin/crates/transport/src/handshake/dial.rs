@@ -30,6 +30,18 @@ pub(crate) struct Destination {
     pub(crate) connection: ConnectionId,
 }
 
+/// Which way a flow or control connection goes.
+#[derive(Clone, Copy)]
+pub(crate) struct Way {
+    /// Its number.
+    pub(crate) number: u32,
+    /// It takes the addresses that a flow with this number takes.
+    pub(crate) path: u32,
+    /// Whether it leaves by its own interface where several are in the peer's subnet. It then receives by that interface
+    /// only, which fails where the answers come by another one.
+    pub(crate) binds: bool,
+}
+
 /// Why a flow was not accepted.
 #[derive(Debug)]
 pub(crate) struct DialError {
@@ -129,25 +141,27 @@ impl Dial {
         flow: u32,
         deadline: Instant,
     ) -> io::Result<Arc<Self>> {
-        Self::begin(destination, handler, (flow, flow), None, deadline)
+        // From a single RDMA port the route decides, also for control connections: there is no other port to try.
+        let binds = destination.context.device.ports().len() != 1;
+        let way = Way { number: flow, path: flow, binds };
+        Self::begin(destination, handler, way, None, deadline)
     }
 
-    /// As [`Dial::start`], for a control connection with this number, of a connection with this number of queue pairs. It takes
-    /// the path that a flow with the number `path` takes.
+    /// As [`Dial::start`], for a control connection of a connection with this number of queue pairs.
     pub(crate) fn control_connection(
         destination: &Arc<Destination>,
         handler: Arc<dyn DialHandler>,
-        (number, path): (u32, u32),
+        way: Way,
         queue_pairs: u16,
         deadline: Instant,
     ) -> io::Result<Arc<Self>> {
-        Self::begin(destination, handler, (number, path), Some(queue_pairs), deadline)
+        Self::begin(destination, handler, way, Some(queue_pairs), deadline)
     }
 
     fn begin(
         destination: &Arc<Destination>,
         handler: Arc<dyn DialHandler>,
-        (flow, path): (u32, u32),
+        Way { number: flow, path, binds }: Way,
         queue_pairs: Option<u16>,
         deadline: Instant,
     ) -> io::Result<Arc<Self>> {
@@ -161,7 +175,7 @@ impl Dial {
             let _ = sys::set_port_at_connect(&socket);
             // Packets must leave through the device that was asked for.
             socket.bind(&local.into())?;
-            if let Some(interface) = context.device.bound_interface(path, &peer) {
+            if binds && let Some(interface) = context.device.bound_interface(path, &peer) {
                 // Kernels before 5.7 ask for a privilege: without it the route decides.
                 let _ = socket.bind_device(Some(interface.as_bytes()));
             }

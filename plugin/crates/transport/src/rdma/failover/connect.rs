@@ -14,7 +14,7 @@ use socket2::{SockAddr, Socket};
 
 use crate::Context;
 use crate::device::Device;
-use crate::handshake::dial::{Destination, Dial, DialError, DialHandler};
+use crate::handshake::dial::{Destination, Dial, DialError, DialHandler, Way};
 
 /// How long an attempt waits for the listener's answer.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -38,6 +38,8 @@ pub(in crate::rdma) struct PathSearch {
     next_number: u32,
     /// Earliest time of the next round of attempts.
     not_before: Option<Instant>,
+    /// Whether attempts leave by their own interface. With several ports, every second round of all paths does.
+    binds: bool,
 }
 
 /// A path: indexes of a port and of an address.
@@ -78,6 +80,7 @@ impl PathSearch {
             attempts: Vec::new(),
             next_number: 1,
             not_before: None,
+            binds: context.device.ports().len() > 1,
         }
     }
 
@@ -132,6 +135,7 @@ impl PathSearch {
         let all: Vec<Path> = all.filter(up).collect();
         if all.iter().all(|path| self.failed.contains(path)) {
             self.failed.clear();
+            self.binds = !self.binds && self.destination.context.device.ports().len() > 1;
         }
         let mut untried: Vec<Path> =
             all.into_iter().filter(|path| !self.failed.contains(path)).collect();
@@ -152,8 +156,8 @@ impl PathSearch {
             self.next_number += 1;
             let deadline = now + ATTEMPT_TIMEOUT;
             let sender = Arc::clone(&sender);
-            let number = (number, 0);
-            match Dial::control_connection(&destination, sender, number, queue_pairs, deadline) {
+            let way = Way { number, path: 0, binds: self.binds };
+            match Dial::control_connection(&destination, sender, way, queue_pairs, deadline) {
                 Ok(attempt) => self.attempts.push((attempt, path)),
                 // There is no route now, but there may be one later.
                 Err(_) => self.failed.push(path),

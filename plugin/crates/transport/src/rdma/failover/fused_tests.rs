@@ -259,10 +259,27 @@ impl OneSubnet {
         }
         Self
     }
+
+    /// Lets what the listeners send by TCP come by the connectors' other port, as with hosts that answer ARP for all their
+    /// addresses on every card.
+    fn cross_answers() {
+        for (port, by) in [(1, 3), (3, 1)] {
+            let (own, other) = (port + 1, port);
+            run(&format!(
+                "ip route add 10.77.9.{other}/32 dev eth{by} src 10.77.9.{own} table 78 &&
+                 ip rule add pref 12 iif lo ipproto tcp from 10.77.9.{own} to 10.77.9.{other} lookup 78 &&
+                 ip neighbour replace 10.77.9.{other} lladdr $(cat /sys/class/net/eth{}/address) dev eth{by}",
+                by - 1
+            ));
+        }
+    }
 }
 
 impl Drop for OneSubnet {
     fn drop(&mut self) {
+        run(
+            "while ip rule del pref 12 2>/dev/null; do :; done; ip route flush table 78 2>/dev/null; true",
+        );
         for port in 0..4 {
             let (own, other) = (port + 1, (port ^ 1) + 1);
             run(&format!(
@@ -282,6 +299,23 @@ fn fused_ports_in_one_subnet_share_messages() {
     let carried = sent_during(|| connection.exchange(&few(), |_| {}));
     assert!(carried.iter().all(|bytes| *bytes > 2 << 20), "{carried:?}");
     assert_eq!(connection.send.sender.base().peer().ip().to_string(), "10.77.9.2");
+}
+
+/// A control connection that is bound to its own card gets none of them.
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn fused_ports_connect_where_answers_come_by_another_card() {
+    let _subnet = OneSubnet::new();
+    OneSubnet::cross_answers();
+    let settings = [OneSubnet::GID_INDEX, ("EVENKEEL_CONNECT_TIMEOUT", "8")];
+    let connection = fused(&settings);
+    let carried = sent_during(|| connection.exchange(&few(), |_| {}));
+    assert!(carried.iter().all(|bytes| *bytes > 2 << 20), "{carried:?}");
+    // A single port leaves it to the route at once.
+    let ((from, _), (to, _)) = (end(FROM, &settings), end(TO, &settings));
+    let begin = Instant::now();
+    TestConnection::open(from, to, (0, 0), MemoryTypes::HOST).exchange(&[100, 1 << 20], |_| {});
+    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
 }
 
 #[test]
