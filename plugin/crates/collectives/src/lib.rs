@@ -49,6 +49,8 @@ mod bootstrap;
 mod codec;
 mod cuda;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod group;
 mod job_stream;
 mod links;

@@ -36,7 +36,7 @@ pub(crate) struct Member {
     pub(crate) info: RankInfo,
     /// Its rank in the old group; `None` for a newcomer.
     pub(crate) old_rank: Option<usize>,
-    ticket: Option<u64>,
+    pub(crate) ticket: Option<u64>,
 }
 
 /// The agreed members, in the order of their ranks.
@@ -48,7 +48,7 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    fn encode(&self, transport: u8) -> Vec<u8> {
+    pub(crate) fn encode(&self, transport: u8) -> Vec<u8> {
         let mut out = self.next_ticket.to_le_bytes().to_vec();
         for Member { info, old_rank, ticket } in &self.members {
             out.extend_from_slice(&old_rank.map_or(NONE, |rank| rank as u64).to_le_bytes());
@@ -58,7 +58,7 @@ impl Members {
         out
     }
 
-    fn decode(bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader::new(bytes);
         let next_ticket = reader.long()?;
         let mut members = vec![];

@@ -177,7 +177,7 @@ fn await_members(
     }
 }
 
-fn read_list(bytes: &[u8]) -> Option<Vec<RankInfo>> {
+pub(crate) fn read_list(bytes: &[u8]) -> Option<Vec<RankInfo>> {
     let mut reader = Reader::new(bytes);
     let mut members = vec![];
     while let Some(member) = reader.bytes() {

@@ -11,6 +11,8 @@
 
 mod failure;
 mod frame;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod probe;
 mod responder;
 

@@ -138,7 +138,7 @@ impl ProbeAddress {
     }
 }
 
-fn decode_response(bytes: &[u8]) -> Option<PeerStatus> {
+pub(super) fn decode_response(bytes: &[u8]) -> Option<PeerStatus> {
     let mut reader = Reader::new(&bytes[HEADER_BYTES..]);
     match bytes[16] {
         ALIVE => {

@@ -17,6 +17,8 @@ pub use memory::MemoryStore;
 pub use prefix::PrefixStore;
 pub use redis::RedisStore;
 pub use tcp::{TcpStore, TcpStoreServer};
+#[cfg(feature = "fuzzing")]
+pub(crate) use tcp::{answer, decode_values};
 
 /// Maximum length of a name in bytes.
 pub const MAX_NAME: usize = 1024;

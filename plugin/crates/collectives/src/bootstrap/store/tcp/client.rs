@@ -146,7 +146,7 @@ fn exchange(stream: &mut JobStream, request: &[u8]) -> std::io::Result<(u8, Vec<
 }
 
 /// The values in a response to [`GET_MANY`], of so many names; `None` if it has none, or too many.
-fn decode_values(bytes: &[u8], names: usize) -> Option<Vec<Option<Vec<u8>>>> {
+pub(crate) fn decode_values(bytes: &[u8], names: usize) -> Option<Vec<Option<Vec<u8>>>> {
     let mut reader = Reader::new(bytes);
     let mut values = vec![];
     while let Some(status) = reader.byte() {

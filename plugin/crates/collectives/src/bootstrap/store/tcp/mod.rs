@@ -11,6 +11,8 @@ use super::{MAX_NAME, MAX_VALUE};
 
 pub use client::TcpStore;
 pub use server::TcpStoreServer;
+#[cfg(feature = "fuzzing")]
+pub(crate) use {client::decode_values, server::answer};
 
 const SET: u8 = 1;
 const GET: u8 = 2;

@@ -380,6 +380,20 @@ fn handle(
     Some((Outcome::Respond(response), used))
 }
 
+/// The response to the first request in the bytes, and the request's length. `None` if the request is incomplete. A wait is over at
+/// once.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn answer(store: &MemoryStore, bytes: &[u8]) -> Option<(Vec<u8>, usize)> {
+    let (outcome, used) = handle(store, bytes, &mut vec![])?;
+    let mut response = match outcome {
+        Outcome::Respond(response) => response,
+        Outcome::Await(awaited) => Response::of(store.get_shared(&awaited.name)),
+    };
+    let mut out = vec![];
+    // A vector takes all of it.
+    response.send(&mut out).ok().map(|_| (out, used))
+}
+
 /// The values of a list of names, encoded: of the first names, at least of one, that fit into a response.
 fn get_many(store: &MemoryStore, names: &[u8]) -> Arc<[u8]> {
     let mut reader = Reader::new(names);
