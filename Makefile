@@ -69,6 +69,10 @@ soak: ## Many connections under faults for 30 minutes, every byte checked (root;
 	cd plugin && cargo build --release --locked -p evenkeel-nccl-plugin -p evenkeel-bench
 	plugin/target/release/evenkeel-bench soak --plugin $(CURDIR)/plugin/target/release/libnccl_net_evenkeel.so --duration $(or $(DURATION),30m) $(if $(SEED),--seed $(SEED))
 
+.PHONY: fuzz
+fuzz: ## Feed each parser of what peers send with inputs that reach new code, 1 minute each (DURATION=2m, TARGET=verdict, PARALLEL=2; INPUT=FILE once)
+	@$(GO) run ./hack/ci/fuzz $(if $(DURATION),--duration $(DURATION)) $(if $(TARGET),--target $(TARGET)) $(if $(PARALLEL),--parallel $(PARALLEL)) $(if $(INPUT),--input $(INPUT))
+
 .PHONY: gpu
 gpu: ## Real NCCL over the plugin on one GPU, into docs/results/gpu.md (GPU="--quick" for less)
 	$(GO) run ./hack/bench/gpu $(GPU)
