@@ -70,8 +70,9 @@ func audit(ctx context.Context, offline bool) error {
 		name string
 		do   func() error
 	}{
-		{"Rust: licences, duplicates, sources", func() error { return cargoDeny(ctx, root, deny, "licenses", "bans", "sources") }},
-		{"Rust: known vulnerabilities (RustSec)", online(func() error { return cargoDeny(ctx, root, deny, "advisories") })},
+		{"Rust: licences, duplicates, sources", func() error { return cargoDeny(ctx, root, deny, "plugin", "licenses", "bans", "sources") }},
+		{"Rust: the same of the fuzz targets", func() error { return cargoDeny(ctx, root, deny, "plugin/fuzz", "licenses", "bans", "sources") }},
+		{"Rust: known vulnerabilities (RustSec)", online(func() error { return cargoDeny(ctx, root, deny, "plugin", "advisories") })},
 		{"Go: licences", func() error { return goLicences(ctx, root, box) }},
 		{"Go: known vulnerabilities (vuln.go.dev)", online(func() error { return govulncheck(ctx, root, box) })},
 	} {
@@ -90,10 +91,10 @@ func audit(ctx context.Context, offline bool) error {
 	return nil
 }
 
-// cargoDeny runs checks of plugin/deny.toml.
-func cargoDeny(ctx context.Context, root, deny string, checks ...string) error {
+// cargoDeny runs checks of plugin/deny.toml, which is found from any folder in it, on the workspace in a folder.
+func cargoDeny(ctx context.Context, root, deny, folder string, checks ...string) error {
 	cmd := exec.CommandContext(ctx, deny, append([]string{"--color", "never", "--locked", "check", "--hide-inclusion-graph"}, checks...)...)
-	cmd.Dir = filepath.Join(root, "plugin")
+	cmd.Dir = filepath.Join(root, folder)
 	return outcome(cmd, "failed to fetch advisory database", "failed to acquire advisory database")
 }
 

@@ -45,6 +45,11 @@ func run(ctx context.Context) error {
 		{"clippy", func() error {
 			return tool(ctx, plugin, "cargo", "clippy", "--locked", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings")
 		}},
+		// A workspace of its own. What both have in common is compiled once.
+		{"rustfmt fuzz", func() error { return tool(ctx, filepath.Join(plugin, "fuzz"), "cargo", "fmt", "--check") }},
+		{"clippy fuzz", func() error {
+			return tool(ctx, filepath.Join(plugin, "fuzz"), "cargo", "clippy", "--locked", "--lib", "--bins", "--target-dir", "../target", "--quiet", "--", "-D", "warnings")
+		}},
 		{"gofmt", func() error { return gofmt(ctx, root) }},
 		{"go vet", func() error {
 			return tool(ctx, root, "go", "vet", "-tags", "e2e,kueue,kinds,torch,release,aarch64", "./...")
