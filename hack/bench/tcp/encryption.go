@@ -358,7 +358,7 @@ func (r encryptionReport) writeLimits(b *bytes.Buffer) {
 		const flows = setUps * 4
 		each := (stats.Median(r.setUp[encryptedName]) - stats.Median(r.setUp[clearName])) / flows
 		fmt.Fprintf(b, "* Time to open: each of the %d flows has a handshake of its own, with a key exchange (X25519) and a signature (Ed25519) at both ends:\n"+
-			"  %.2f ms of both. Session tickets would spare them, and would make what was recorded readable with a key that is kept.\n", flows, each*1e3)
+			"  %.2f ms of both. Session tickets would spare the signatures alone. Keys of further flows that follow from the first one's would spare most, and flows would not be sessions of their own.\n", flows, each*1e3)
 	}
 }
 
