@@ -26,7 +26,7 @@ ranks as Gloo does: each shows a certificate of one authority. Records are by ru
 job key there are no certificates, the cipher is AES-128-GCM, and the store and probes are encrypted too. Connections are open before the first figure.
 
 Before that, a capture of each showed records of TLS and no element in clear. Gloo's own function that joins ranks, ` + "`connectFullMesh`" + `, makes connections
-in clear in this version, also over its TLS device: the same capture showed its elements. So ranks are joined here by the function of its base class, which
+in clear in this version, also over its TLS device: a capture of that showed its elements. So ranks are joined here by the function of its base class, which
 makes those of the device.
 
 Gloo runs in its default blocking mode. Evenkeel's caller polls for 2 ms before it sleeps. So the ratios at small sizes compare a polling waiter with a
