@@ -3,7 +3,7 @@
 
 use evenkeel_fuzz::{fuzz_target, within, write_seeds};
 use evenkeel_protocol::{
-    ControlMessage, MAX_ADDRESSES, MAX_PARTS_IN_FLIGHT, MAX_QUEUE_PAIRS, MessagePart,
+    ControlMessage, MAX_ADDRESSES, MAX_PARTS_IN_FLIGHT, MAX_PORTS, MAX_QUEUE_PAIRS, MessagePart,
     PacketMarking, PortInfo, QueuePairInfo, ReplayBuffer, WINDOW,
 };
 
@@ -24,7 +24,8 @@ fn messages() -> Vec<ControlMessage> {
         marking: PacketMarking { traffic_class: 0xff, service_level: 15 },
     };
     vec![
-        ControlMessage::Port(port),
+        ControlMessage::Ports(1, vec![port]),
+        ControlMessage::Ports(MAX_PORTS as u8, vec![port; MAX_PORTS]),
         ControlMessage::Offer(7, pair, vec![]),
         ControlMessage::Offer(0, pair, parts.collect()),
         ControlMessage::Answer(1, pair, u64::MAX),
@@ -77,9 +78,13 @@ fuzz_target!(init: write_seeds(seeds()), |input: &[u8]| {
             ControlMessage::AlternateAddresses(addresses) => {
                 assert!((1..=MAX_ADDRESSES).contains(&addresses.len()));
             }
-            ControlMessage::Port(port) => {
-                let PacketMarking { service_level, .. } = port.marking;
-                assert!(service_level <= PacketMarking::MAX_SERVICE_LEVEL);
+            ControlMessage::Ports(keys, ports) => {
+                assert!((1..=MAX_PORTS).contains(&usize::from(*keys)));
+                assert!((1..=MAX_PORTS).contains(&ports.len()));
+                for port in ports {
+                    let PacketMarking { service_level, .. } = port.marking;
+                    assert!(service_level <= PacketMarking::MAX_SERVICE_LEVEL);
+                }
             }
             ControlMessage::Ack(count) => {
                 // The peer cannot have received more than was sent, nor less than before.
