@@ -287,6 +287,7 @@ impl Collector {
         if connection.is_sender {
             link.from_device = device;
             link.pending += share(connection.outstanding);
+            link.unacknowledged += share(connection.unacknowledged);
             link.unposted += if link.to.is_none() { share(connection.peer) } else { 0.0 };
             link.rate += rate;
         } else {

@@ -77,6 +77,8 @@ pub struct Link {
     pub wanted: f64,
     /// The receiver had bytes and no buffer for them, or the sender knows of none.
     pub unposted: f64,
+    /// Bytes were not acknowledged, and the receiver's window was not what they waited for; 0: not measured.
+    pub unacknowledged: f64,
     /// How long the present requests of either end are outstanding, in seconds.
     pub outstanding_for: f64,
     /// Bytes moved, a second.
@@ -115,9 +117,9 @@ impl Link {
         if segments > 0.0 { self.retransmits / (segments + self.retransmits) } else { 0.0 }
     }
 
-    /// Seconds for which bytes are under way, for each gigabyte.
+    /// Seconds for which bytes are under way, for each gigabyte. Also bytes that nobody has asked for yet: they take as long.
     fn pace(&self) -> Option<f64> {
-        (self.rate > 0.0).then(|| self.wire() / self.rate * 1e9)
+        (self.rate > 0.0).then(|| self.wire().max(self.unacknowledged) / self.rate * 1e9)
     }
 }
 
@@ -346,7 +348,8 @@ fn slow(job: &Job, waits: &Waits, late: &[usize]) -> Vec<Suspect> {
         .collect();
     let pace = median(links.iter().filter_map(|(_, link, ..)| link.pace()));
     let trip = median(links.iter().map(|(_, link, ..)| link.round_trip).filter(|trip| *trip > 0.0));
-    let loss = median(links.iter().map(|(_, link, ..)| link.loss()));
+    let carrying = links.iter().filter(|(_, link, ..)| link.rate > 0.0);
+    let loss = median(carrying.map(|(_, link, ..)| link.loss()));
     let is_slower = |link: &Link, times: f64| link.pace().is_none_or(|its| its > times * pace);
     let is_lossy = |link: &Link| {
         link.retransmits * job.window >= MIN_RETRANSMITS
@@ -629,6 +632,72 @@ mod tests {
                 link.rate /= slower;
             });
             assert_eq!(!verdict.suspects.is_empty(), named, "{slower}: {}", verdict.text);
+        }
+    }
+
+    /// A broadcast along a chain of eight hosts whose cards are equally fast: the first ones are ahead, and their bytes lie with
+    /// receivers that have not asked for them yet. The shares are as measured in one, but for what each `change` of a link makes.
+    fn chain(change: impl Fn(usize, &mut Link)) -> Job {
+        let members = (0..8).map(|rank| Member {
+            process: Process { rank: Some(rank), host: format!("n{rank}"), ..Process::default() },
+            ..Member::default()
+        });
+        let links = [0.57, 0.37, 0.48, 0.58, 0.95, 0.22, 0.0].into_iter().enumerate();
+        let links = links.map(|(from, unposted)| {
+            let mut link = Link {
+                from: Some(from),
+                to: Some(from + 1),
+                from_device: "eth0".to_owned(),
+                to_device: "eth0".to_owned(),
+                pending: if from == 6 { 0.88 } else { 0.95 },
+                wanted: 1.0 - unposted,
+                unposted,
+                unacknowledged: 0.88,
+                rate: 4.35e6,
+                round_trip: 0.008,
+                ..Link::default()
+            };
+            change(from, &mut link);
+            link
+        });
+        // All are connected with all.
+        let pairs = (0..8).flat_map(|from| (0..8).map(move |to| (from, to)));
+        let idle = pairs.filter(|(from, to)| from != to && *to != from + 1).map(|(from, to)| {
+            Link { from: Some(from), to: Some(to), wanted: 1.0, ..Link::default() }
+        });
+        Job { window: 8.0, members: members.collect(), links: links.chain(idle).collect() }
+    }
+
+    #[test]
+    fn chain_whose_receivers_are_behind_names_nobody() {
+        let verdict = judge(&chain(|_, _| ()));
+        assert!(verdict.suspects.is_empty(), "{}", verdict.text);
+        let losses = |from: usize, link: &mut Link| {
+            link.retransmits = [17.9, 11.7, 18.1, 8.4, 15.3, 9.1, 0.0][from];
+            link.unacknowledged *= if from % 2 == 1 { 1.1 } else { 1.0 };
+        };
+        let verdict = judge(&chain(losses));
+        assert!(verdict.suspects.is_empty(), "{}", verdict.text);
+    }
+
+    #[test]
+    fn slow_path_of_a_chain_is_named() {
+        for slow in 0..7 {
+            // All carry what the slow one does. Behind it nobody has anything to send; before it, all bytes lie with receivers.
+            let verdict = judge(&chain(|from, link| {
+                (link.rate, link.unacknowledged) = (1.1e6, 0.22);
+                (link.pending, link.wanted, link.unposted) = match from {
+                    from if from < slow => (0.99, 0.05, 0.95),
+                    from if from > slow => (0.22, 1.0, 0.0),
+                    _ => (0.98, 1.0, 0.0),
+                };
+                if from == slow {
+                    link.unacknowledged = 0.98;
+                }
+            }));
+            let suspect = &verdict.suspects[0];
+            assert_eq!(suspect.class, Class::Path, "{}", verdict.text);
+            assert_eq!(suspect.place.host, format!("n{slow}"), "{}", verdict.text);
         }
     }
 

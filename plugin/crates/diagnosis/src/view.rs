@@ -6,7 +6,7 @@ pub const MAX_CONNECTIONS: usize = 24;
 pub const MAX_VIEW_BYTES: usize = 1200;
 
 /// Version of the encoding.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 const MAX_NAME: usize = 63;
 const MAX_DEVICES: usize = 8;
 /// `rank` of a process that has none.
@@ -66,6 +66,8 @@ pub struct ConnectionView {
     pub wire: u32,
     /// A receiver had bytes and no buffer for them.
     pub unposted: u32,
+    /// Of a sender: bytes were not acknowledged, and the peer's window was not what they waited for; 0: not measured.
+    pub unacknowledged: u32,
     /// How long the present requests are outstanding, from before the window too; 0: there are none.
     pub outstanding_for: u32,
     /// Bytes moved, in KiB.
@@ -171,6 +173,7 @@ impl ConnectionView {
             self.peer,
             self.wire,
             self.unposted,
+            self.unacknowledged,
             self.outstanding_for,
             self.kibibytes,
             self.round_trip,
@@ -192,6 +195,7 @@ impl ConnectionView {
             peer: rest.number()?,
             wire: rest.number()?,
             unposted: rest.number()?,
+            unacknowledged: rest.number()?,
             outstanding_for: rest.number()?,
             kibibytes: rest.number()?,
             round_trip: rest.number()?,
@@ -299,6 +303,7 @@ mod tests {
             peer: 400,
             wire: 600,
             unposted: 3,
+            unacknowledged: 500,
             outstanding_for: 70_000,
             kibibytes: 5 << 20,
             round_trip: 250,

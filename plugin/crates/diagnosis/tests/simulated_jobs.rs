@@ -83,6 +83,8 @@ struct Wire {
     pending: Sums,
     wanted: Sums,
     unposted: Sums,
+    /// Bytes on their way.
+    unacknowledged: Sums,
     bytes: BTreeMap<u64, f64>,
     pending_since: Option<Time>,
     wanted_since: Option<Time>,
@@ -208,6 +210,7 @@ impl Simulation {
                 let done = if start.is_infinite() { start } else { (start + time).max(calls[to]) };
                 let wire = self.wires.get_mut(&(from, to)).unwrap();
                 wire.pending.add(start.min(END), done.min(END));
+                wire.unacknowledged.add(start.min(END), (start + time).min(END));
                 wire.unposted.add((start + 0.1).min(END), calls[to].min(END).max(start.min(END)));
                 if done.is_infinite() {
                     if start.is_finite() {
@@ -266,6 +269,7 @@ impl Simulation {
                 let moved = (rate * (until - now)).min(left[key]);
                 let wire = self.wires.get_mut(key).unwrap();
                 *wire.bytes.entry((now / 1000.0) as u64).or_default() += moved;
+                wire.unacknowledged.add(now, until.min(END));
                 let rest = left[key] - moved;
                 if rest < 1.0 {
                     left.remove(key);
@@ -333,6 +337,7 @@ impl Simulation {
                 peer: 0,
                 wire: if is_sender { outstanding } else { 0 },
                 unposted: if is_sender { 0 } else { of(&wire.unposted, wire.unposted_since) },
+                unacknowledged: if is_sender { wire.unacknowledged.of(second) } else { 0 },
                 outstanding_for: since(outstanding_since),
                 kibibytes: (wire.bytes.get(&second).copied().unwrap_or(0.0) / 1024.0) as u32,
                 round_trip: if is_sender { queue } else { 0 },

@@ -4,12 +4,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use evenkeel_diagnosis::Outcome;
+use evenkeel_diagnosis::{ConnectionView, Outcome};
 
 use super::*;
 use crate::sync::lock;
-use crate::test_support::{connected, until};
-use crate::{MemoryTypes, RecvBuffer, SendBuffer, Transport};
+use crate::test_support::{connected, transport, until};
+use crate::{MemoryTypes, RecvBuffer, Request, SendBuffer, Transport};
 
 /// Keeps all lines.
 #[derive(Default)]
@@ -88,4 +88,51 @@ fn watch_of_two_processes_agrees_on_one_collector() {
         (verdict.ranks == 2).then_some(verdict)
     });
     assert_ne!(verdict.outcome, Outcome::Quiet, "{}", verdict.text);
+}
+
+/// What a sender's view says of its connection, of at least a tenth of a second.
+fn viewed(
+    views: &mut Views,
+    sender: &Transport,
+    begin: Instant,
+    last: &mut Duration,
+) -> Option<ConnectionView> {
+    let now = begin.elapsed();
+    if now < *last + Duration::from_millis(100) {
+        return None;
+    }
+    *last = now;
+    let view = views.next(&sender.metrics, now);
+    let its = view.connections.into_iter().next()?;
+    assert!(its.unacknowledged <= view.window, "{} of {}", its.unacknowledged, view.window);
+    Some(its)
+}
+
+/// The time without acknowledgement leaves out that in which the receiver's window holds bytes up.
+#[test]
+fn bytes_that_wait_for_the_receivers_window_do_not_count_as_unacknowledged() {
+    const BYTES: usize = 64 << 20;
+    let (sender, receiver) = (transport(), transport());
+    let listener = receiver.listen(0, "", MemoryTypes::HOST).unwrap();
+    let (send, recv) = connected(&sender, &listener, listener.handle());
+    let (mut views, begin, mut last) =
+        (Views::new(Process::default()), Instant::now(), Duration::ZERO);
+    let mut view = || viewed(&mut views, &sender, begin, &mut last);
+    let message: &'static [u8] = vec![1; BYTES].leak();
+    let sent = send.send(SendBuffer::from_static(message)).unwrap().unwrap();
+    until(|| view().filter(|its| its.outstanding >= 90 && its.unacknowledged == 0));
+    let into = || RecvBuffer::from_static(vec![0; BYTES].leak());
+    let received = recv.recv(into()).unwrap().unwrap();
+    until(|| received.test().unwrap());
+    until(|| sent.test().unwrap());
+    let (mut sent, mut received) = (None, None);
+    until(|| {
+        // One message after the other.
+        if received.as_ref().is_none_or(|request: &Request| request.test().unwrap().is_some()) {
+            received = recv.recv(RecvBuffer::from_static(vec![0; 1 << 20].leak())).unwrap();
+            sent = send.send(SendBuffer::from_static(&message[..1 << 20])).unwrap();
+        }
+        sent.as_ref().map(|request: &Request| request.test().unwrap());
+        view().filter(|its| its.unacknowledged > 0)
+    });
 }

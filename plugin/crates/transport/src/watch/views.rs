@@ -31,11 +31,13 @@ pub(super) struct Views {
     next_idle: usize,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Counted {
     waits: WaitTimes,
     bytes: u64,
     retransmits: Option<u64>,
+    /// Of each flow, how long it had bytes that were not acknowledged.
+    unacknowledged: Vec<Duration>,
 }
 
 /// The longest wait for requests that are outstanding.
@@ -86,11 +88,13 @@ impl Views {
             }
             open += 1;
             let (id, waits, bytes) = (base.id(), base.wait_times(), base.moved());
-            let known = self.connections.get(&id).copied();
+            let known = self.connections.remove(&id);
+            let is_new = known.is_none();
             let before = known.unwrap_or_default();
-            counted.insert(id, Counted { waits, bytes, retransmits: before.retransmits });
             let is_sender = base.direction_of() == Direction::Send;
-            if known.is_some() && waits == before.waits && bytes == before.bytes {
+            let is_idle = !is_new && waits == before.waits && bytes == before.bytes;
+            counted.insert(id, Counted { waits, bytes, ..before });
+            if is_idle {
                 idle.push((ConnectionView { id, is_sender, ..Default::default() }, connection));
                 continue;
             }
@@ -119,6 +123,7 @@ impl Views {
         self.next_idle = first + shown;
         idle.rotate_left(first);
         all.extend(idle.into_iter().take(shown));
+        let window = milliseconds(now.saturating_sub(self.at));
         let mut connections = Vec::with_capacity(all.len());
         for (mut view, connection) in all {
             let base = connection.base();
@@ -131,7 +136,13 @@ impl Views {
             if view.is_sender && view.outstanding > 0 {
                 let known = counted.entry(view.id).or_default();
                 let mut retransmits = 0;
-                for path in connection.paths() {
+                let paths = connection.paths();
+                // Flows share the bytes of a message, so the one that takes longest says how long they are under way.
+                let flows = paths.iter().zip(&known.unacknowledged);
+                let longest = flows.map(|(path, before)| path.busy.saturating_sub(*before)).max();
+                view.unacknowledged = milliseconds(longest.unwrap_or_default()).min(window);
+                known.unacknowledged = paths.iter().map(|path| path.busy).collect();
+                for path in paths {
                     let trip = path.usual_round_trip.as_micros() as u32;
                     view.round_trip = view.round_trip.max(trip);
                     retransmits += path.retransmitted;
@@ -156,7 +167,7 @@ impl Views {
         let view = View {
             process: self.process.clone(),
             sequence: self.next_sequence(),
-            window: milliseconds(now.saturating_sub(self.at)),
+            window,
             uncalled: milliseconds(uncalled.saturating_sub(self.uncalled)),
             uncalled_for: milliseconds(uncalled_for),
             starved: milliseconds(self.delay),
