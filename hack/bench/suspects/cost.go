@@ -22,9 +22,8 @@ import (
 )
 
 const (
-	// costPairs is how often each job runs with and without somebody who looks, and pairTime how long.
-	costPairs = 4
-	pairTime  = 15 * time.Second
+	// pairTime is how long a job runs with somebody who looks, and without.
+	pairTime = 15 * time.Second
 	// manyRanks is the number of ranks of the job whose datagrams are counted, and manyTime how long.
 	manyRanks = 64
 	manyTime  = 30 * time.Second
@@ -48,7 +47,7 @@ type cost struct {
 func measureCost(ctx context.Context, out io.Writer, o options) (cost, error) {
 	c := cost{Traffic: map[string][]float64{}, Processor: map[string][]float64{}, Watching: map[string][]float64{}}
 	for _, pattern := range patterns {
-		for round := range costPairs {
+		for round := range o.costPairs {
 			// In turn, so that what drifts hits both.
 			first := round%2 == 0
 			a, err := consume(ctx, o, load{Pattern: pattern, unwatched: first})
@@ -66,7 +65,7 @@ func measureCost(ctx context.Context, out io.Writer, o options) (cost, error) {
 			traffic, processor := with.rate/without.rate, with.processor/without.processor
 			c.Traffic[pattern], c.Processor[pattern] = append(c.Traffic[pattern], traffic), append(c.Processor[pattern], processor)
 			c.Watching[pattern] = append(c.Watching[pattern], with.watching)
-			fmt.Fprintf(out, "cost, %s, %d of %d: %.4f of the traffic, %.3f of the processor time, %.5f of a processor to watch\n", pattern, round+1, costPairs, traffic, processor, with.watching)
+			fmt.Fprintf(out, "cost, %s, %d of %d: %.4f of the traffic, %.3f of the processor time, %.5f of a processor to watch\n", pattern, round+1, o.costPairs, traffic, processor, with.watching)
 		}
 	}
 	var err error
@@ -257,9 +256,10 @@ func countDatagrams(ctx context.Context, o options) (rate float64, err error) {
 
 // write writes the section of the page.
 func (c cost) write(b *bytes.Buffer) {
+	pairs := len(c.Traffic[patterns[0]])
 	fmt.Fprintf(b, "\n## What it costs\n\nEach job ran %d times with `EVENKEEL_WATCH=on` and %d times without, in turn, for %s each, one job at a time. The cards limit what\n"+
 		"it carries. Its processor time is that of all ranks, for each byte. Ratios are medians of the pairs, with the smallest and the largest.\n"+
-		"Pairs scatter, so the last column has what is measured without one: the share of a processor that a rank's thread takes that watches.\n\n", costPairs, costPairs, pairTime)
+		"Pairs scatter, so the last column has what is measured without one: the share of a processor that a rank's thread takes that watches.\n\n", pairs, pairs, pairTime)
 	table := page.Table{Heading: []string{"Job", "What it carries", "Its processor time", "A rank's thread that watches"}}
 	of := func(ratios []float64) string {
 		return fmt.Sprintf("%.3f (%.3f to %.3f)", stats.Median(ratios), slices.Min(ratios), slices.Max(ratios))

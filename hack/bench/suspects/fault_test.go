@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -93,7 +94,7 @@ func TestPageCountsWhatWasRightAndSaysWhatWasNot(t *testing.T) {
 		spent.Watching[pattern] = []float64{0.001, 0.002}
 		spent.Traffic[pattern], spent.Processor[pattern] = []float64{0.99, 1, 1.01}, []float64{1, 1.01, 1.02}
 	}
-	text := string(markdown([]result{right, wrong, cheap}, calm, spent, options{seed: 1, hosts: hosts}, page.Source{}, machine.Machine{}))
+	text := string(markdown(report{results: []result{right, wrong, cheap}, calm: calm, spent: spent}, options{seed: 1, hosts: hosts}, page.Source{}, machine.Machine{}))
 	for _, want := range []string{
 		"Of 2 faults that cost the job at least 10 % of its traffic, 1 are right**, 1 wrong, and for 0 nobody was named",
 		"* path from h2 to h3 (0.1), all-to-all, over the collectives, cost 30 %: h7 is slow",
@@ -105,5 +106,28 @@ func TestPageCountsWhatWasRightAndSaysWhatWasNot(t *testing.T) {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
+	}
+}
+
+func TestPageOfAnInterruptedRunSaysSo(t *testing.T) {
+	calm := []quiet{{load: load{Pattern: ring, Detail: "nobody computes"}, Length: time.Hour}}
+	text := string(markdown(report{calm: calm, stopped: errors.New("a job ended")}, options{}, page.Source{}, machine.Machine{}))
+	if !strings.Contains(text, "ended early, so parts are missing: a job ended.") || !strings.Contains(text, "1.0 hours") {
+		t.Errorf("it does not say so:\n%s", text)
+	}
+	for _, missing := range []string{"What it costs", "What was not right", "suspects.svg"} {
+		if strings.Contains(text, missing) {
+			t.Errorf("%q in\n%s", missing, text)
+		}
+	}
+}
+
+func TestLoadsAreChosenByARegularExpression(t *testing.T) {
+	chosen, err := options{loads: "ring.*(20 ms$|half)"}.chosenLoads()
+	if err != nil || len(chosen) != 2 {
+		t.Errorf("%v, %v", chosen, err)
+	}
+	if _, err := (options{loads: "rings"}).chosenLoads(); err == nil || !strings.Contains(err.Error(), "matches none of") {
+		t.Errorf("%v", err)
 	}
 }

@@ -75,9 +75,11 @@ func start(ctx context.Context, o options, slot int, l load) (_ *job, err error)
 			"MASTER_ADDR=" + j.lab.Address(netns.StarHost(0)).String(), "NCCL_SOCKET_IFNAME=" + netns.DataInterface,
 			"EVENKEEL_STATUS_DIR=" + j.folder, "EVENKEEL_NODE=" + hostName(rank),
 		}
-		if !l.unwatched {
-			environment = append(environment, "EVENKEEL_WATCH=on")
+		watch := "EVENKEEL_WATCH=on"
+		if l.unwatched {
+			watch = "EVENKEEL_WATCH=off"
 		}
+		environment = append(environment, watch)
 		argv := []string{o.driver, "allreduce", "--compute", j.computeFile(rank), "--plugin", o.library, "-b", "4M", "-e", "4M", "-N", "0", "--check", "0", "-w", "1", "-n", "1000"}
 		if benchmark := collective[l.Pattern]; benchmark != "" {
 			argv = []string{o.driver, "collective", "--transport", "tcp", "--elements", "500000", "--no-verify", "--compute", j.computeFile(rank), "--iteration-time", "86400s", benchmark}

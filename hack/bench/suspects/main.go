@@ -47,7 +47,9 @@ type options struct {
 	faults, hosts   int
 	parallel        int
 	quiet           time.Duration
-	output, only    string
+	costPairs       int
+	output          string
+	only, loads     string
 	library, driver string
 }
 
@@ -71,14 +73,19 @@ A job has a rank on each host of a network of namespaces, and gets five faults, 
 seed draws the same faults. A fault takes some 40 seconds, a minute where nobody is named.`,
 		Example: `  go run ./hack/bench/suspects
   go run ./hack/bench/suspects --seed 7 --faults 20 --quiet 1m --output /tmp/suspects
-  go run ./hack/bench/suspects --only "path|late" --faults 4 --quiet 1s --output /tmp/suspects`,
+  go run ./hack/bench/suspects --only "path|late" --faults 4 --quiet 0 --cost-pairs 0 --output /tmp/suspects
+  go run ./hack/bench/suspects --faults 0 --loads broadcast --quiet 2h --cost-pairs 0 --output /tmp/suspects`,
 		Args:         cobra.NoArgs,
 		SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
-			case o.faults < 1 || o.faults > 10_000:
-				return fmt.Errorf("--faults %d: from 1 to 10000", o.faults)
+			case o.faults < 0 || o.faults > 10_000:
+				return fmt.Errorf("--faults %d: from 0 to 10000", o.faults)
+			case o.quiet < 0:
+				return fmt.Errorf("--quiet %s: 0 or more", o.quiet)
+			case o.costPairs < 0 || o.costPairs > 100:
+				return fmt.Errorf("--cost-pairs %d: from 0 to 100", o.costPairs)
 			case o.hosts < 4 || o.hosts > 16:
 				return fmt.Errorf("--hosts %d: from 4 to 16", o.hosts)
 			case o.parallel < 1 || o.parallel > 16:
@@ -90,11 +97,13 @@ seed draws the same faults. A fault takes some 40 seconds, a minute where nobody
 		},
 	}
 	cmd.Flags().Uint64Var(&o.seed, "seed", 1, "what the faults are drawn from")
-	cmd.Flags().IntVar(&o.faults, "faults", 300, "number of faults")
+	cmd.Flags().IntVar(&o.faults, "faults", 300, "number of faults; 0: none")
 	cmd.Flags().StringVar(&o.only, "only", "", "kinds of faults: a regular expression, such as \"path|late\"")
 	cmd.Flags().IntVar(&o.hosts, "hosts", 8, "hosts of a job")
 	cmd.Flags().IntVar(&o.parallel, "parallel", runtime.NumCPU(), "jobs at a time, each in a network of its own; they share the processors")
-	cmd.Flags().DurationVar(&o.quiet, "quiet", 10*time.Minute, "how long each job without a fault runs")
+	cmd.Flags().DurationVar(&o.quiet, "quiet", 10*time.Minute, "how long each job without a fault runs; 0: none runs")
+	cmd.Flags().StringVar(&o.loads, "loads", "", "jobs without a fault: a regular expression, such as \"ring.*20 ms\"")
+	cmd.Flags().IntVar(&o.costPairs, "cost-pairs", 4, "how often each job runs with and without being watched, to see what that costs; 0: not at all")
 	cmd.Flags().StringVar(&o.output, "output", "", "the folder for the page (default docs/results)")
 	cmd.Flags().StringVar(&o.library, "library", "", "the plugin (default: built from this checkout)")
 	cmd.Flags().StringVar(&o.driver, "driver", "", "evenkeel-bench (default: built from this checkout)")
@@ -113,8 +122,41 @@ func (o options) kinds() (*regexp.Regexp, error) {
 	return only, nil
 }
 
+// chosenLoads are the jobs without a fault that are asked for.
+func (o options) chosenLoads() ([]load, error) {
+	wanted, err := regexp.Compile(o.loads)
+	if err != nil {
+		return nil, fmt.Errorf("--loads: %w", err)
+	}
+	var chosen, all []string
+	var found []load
+	for _, l := range loads {
+		all = append(all, l.String())
+		if wanted.MatchString(l.String()) {
+			chosen, found = append(chosen, l.String()), append(found, l)
+		}
+	}
+	if len(chosen) == 0 {
+		return nil, fmt.Errorf("--loads %q matches none of %q", o.loads, all)
+	}
+	return found, nil
+}
+
+// A report is what has been measured. Parts that were not asked for are empty.
+type report struct {
+	results []result
+	calm    []quiet
+	spent   cost
+	// stopped is why the rest is missing; nil: nothing is.
+	stopped error
+}
+
 func run(ctx context.Context, out io.Writer, o options) error {
 	only, err := o.kinds()
+	if err != nil {
+		return err
+	}
+	chosen, err := o.chosenLoads()
 	if err != nil {
 		return err
 	}
@@ -133,22 +175,30 @@ func run(ctx context.Context, out io.Writer, o options) error {
 		}
 		o.library, o.driver = paths[0], paths[1]
 	}
-	results, err := injected(ctx, out, o, only)
-	if err != nil {
-		return err
+	r := measure(ctx, out, o, only, chosen)
+	if r.stopped != nil && len(r.results) == 0 && len(r.calm) == 0 {
+		return r.stopped
 	}
-	calm, err := undisturbed(ctx, out, o)
-	if err != nil {
-		return err
-	}
-	spent, err := measureCost(ctx, out, o)
-	if err != nil {
-		return err
-	}
-	return page.Write(o.output, map[string][]byte{"suspects.md": markdown(results, calm, spent, o, source, host), "suspects.svg": matrix(results)})
+	// What took an hour to measure is not thrown away for what failed afterwards.
+	return errors.Join(r.stopped, page.Write(o.output, map[string][]byte{"suspects.md": markdown(r, o, source, host), "suspects.svg": matrix(r.results)}))
 }
 
-// injected runs a job for each fault that is drawn from the seed.
+func measure(ctx context.Context, out io.Writer, o options, only *regexp.Regexp, chosen []load) (r report) {
+	if r.results, r.stopped = injected(ctx, out, o, only); r.stopped != nil {
+		return r
+	}
+	if o.quiet > 0 {
+		if r.calm, r.stopped = undisturbed(ctx, out, o, chosen); r.stopped != nil {
+			return r
+		}
+	}
+	if o.costPairs > 0 {
+		r.spent, r.stopped = measureCost(ctx, out, o)
+	}
+	return r
+}
+
+// injected runs a job for each fault that is drawn from the seed, and returns what it found by the time that something failed.
 func injected(ctx context.Context, out io.Writer, o options, only *regexp.Regexp) ([]result, error) {
 	random := rand.New(rand.NewPCG(o.seed, 0)) //nolint:gosec // the same faults for the same seed
 	var faults []fault
@@ -167,15 +217,21 @@ func injected(ctx context.Context, out io.Writer, o options, only *regexp.Regexp
 		}
 		groups = slices.AppendSeq(groups, slices.Chunk(group, faultsOfAJob))
 	}
-	results := make([]result, o.faults)
+	results := make([]*result, o.faults)
 	err := slots(ctx, o.parallel, len(groups), func(ctx context.Context, slot, at int) error {
 		return inOneJob(ctx, o, slot, groups[at], func(number int, r result) {
-			results[number] = r
+			results[number] = &r
 			fmt.Fprintf(out, "%d: %s, %s, cost %.0f %%: right %t after %.1f s: %s\n",
 				number+1, r.Fault, r.Fault.Pattern, 100*r.Cost, r.Right, r.After.Seconds(), r.said())
 		})
 	})
-	return results, err
+	var done []result
+	for _, r := range results {
+		if r != nil {
+			done = append(done, *r)
+		}
+	}
+	return done, err
 }
 
 // A numbered fault is one of those that are drawn.

@@ -29,12 +29,32 @@ const leastCost = 0.1
 func (r result) isGood() bool  { return r.Right && !r.Early }
 func (r result) matters() bool { return r.Cost >= leastCost || r.Early }
 
-func markdown(results []result, calm []quiet, spent cost, o options, source page.Source, host machine.Machine) []byte {
+func markdown(r report, o options, source page.Source, host machine.Machine) []byte {
 	var b bytes.Buffer
-	costly, cheap := split(results, result.matters)
 	fmt.Fprintf(&b, "# Who is named for a slow job\n\n")
-	fmt.Fprintf(&b, "`make bench-suspects` injected %d faults, drawn from seed %d, into jobs of %d pretend hosts with cards of %s. Each fault\nbegins while the job runs, and a job gets up to five, one after the other. It is right if the first verdict names its host and its class. In a ring each card has one peer, so a\nverdict that names the path from or to it counts as right there.\n\n", len(results), o.seed, o.hosts, cardRate)
-	fmt.Fprintf(&b, "**Of %d faults that cost the job at least %.0f %% of its traffic, %d are right**, %d wrong, and for %d nobody was named.\n", len(costly), 100*leastCost, count(costly, result.isGood), count(costly, result.isWrong), count(costly, result.isUnnamed))
+	if r.stopped != nil {
+		fmt.Fprintf(&b, "**This run ended early, so parts are missing: %s.**\n\n", r.stopped)
+	}
+	if len(r.results) > 0 {
+		writeFaults(&b, r.results, o)
+	}
+	if len(r.calm) > 0 {
+		writeQuiet(&b, r.calm)
+	}
+	if len(r.spent.Watching) > 0 && r.stopped == nil {
+		r.spent.write(&b)
+	}
+	if len(r.results) > 0 {
+		writeWrong(&b, r.results)
+	}
+	fmt.Fprintf(&b, "\n## How\n\nMeasured at %s, on %s. The load of the machine before the runs was %.1f; %d jobs ran at a time.\n", source, host, host.Load, o.parallel)
+	return b.Bytes()
+}
+
+func writeFaults(b *bytes.Buffer, results []result, o options) {
+	costly, cheap := split(results, result.matters)
+	fmt.Fprintf(b, "`make bench-suspects` injected %d faults, drawn from seed %d, into jobs of %d pretend hosts with cards of %s. Each fault\nbegins while the job runs, and a job gets up to five, one after the other. It is right if the first verdict names its host and its class. In a ring each card has one peer, so a\nverdict that names the path from or to it counts as right there.\n\n", len(results), o.seed, o.hosts, cardRate)
+	fmt.Fprintf(b, "**Of %d faults that cost the job at least %.0f %% of its traffic, %d are right**, %d wrong, and for %d nobody was named.\n", len(costly), 100*leastCost, count(costly, result.isGood), count(costly, result.isWrong), count(costly, result.isUnnamed))
 	var times []float64
 	for _, r := range costly {
 		if r.isGood() {
@@ -43,10 +63,10 @@ func markdown(results []result, calm []quiet, spent cost, o options, source page
 	}
 	if len(times) > 0 {
 		slices.Sort(times)
-		fmt.Fprintf(&b, "Time to the verdict, of those that are right: median %.1f s, 95 of 100 within %.1f s.\n", stats.Median(times), times[min(len(times)-1, len(times)*95/100)])
+		fmt.Fprintf(b, "Time to the verdict, of those that are right: median %.1f s, 95 of 100 within %.1f s.\n", stats.Median(times), times[min(len(times)-1, len(times)*95/100)])
 	}
-	fmt.Fprintf(&b, "Of the other %d, which cost less, %d were named rightly and %d wrongly.\n\n", len(cheap), count(cheap, result.isGood), count(cheap, result.isWrong))
-	fmt.Fprintf(&b, "![Costly faults, and what was named](suspects.svg)\n\n")
+	fmt.Fprintf(b, "Of the other %d, which cost less, %d were named rightly and %d wrongly.\n\n", len(cheap), count(cheap, result.isGood), count(cheap, result.isWrong))
+	fmt.Fprintf(b, "![Costly faults, and what was named](suspects.svg)\n\n")
 	table := page.Table{Heading: []string{"Fault", "Job", "Cost less", "Costly", "Right", "Wrong", "Nobody named"}}
 	for _, k := range kinds {
 		for _, pattern := range patterns {
@@ -59,19 +79,19 @@ func markdown(results []result, calm []quiet, spent cost, o options, source page
 				fmt.Sprint(count(costly, result.isGood)), fmt.Sprint(count(costly, result.isWrong)), fmt.Sprint(count(costly, result.isUnnamed)))
 		}
 	}
-	table.Markdown(&b)
-	writeQuiet(&b, calm)
-	spent.write(&b)
-	fmt.Fprintf(&b, "\n## What was not right\n\n")
+	table.Markdown(b)
+}
+
+// writeWrong lists the faults for which the wrong place was named, or none that had to be.
+func writeWrong(b *bytes.Buffer, results []result) {
+	fmt.Fprintf(b, "\n## What was not right\n\n")
 	wrong, _ := split(results, func(r result) bool { return r.matters() && !r.isGood() || r.isWrong() })
 	if len(wrong) == 0 {
-		fmt.Fprintf(&b, "Nothing.\n")
+		fmt.Fprintf(b, "Nothing.\n")
 	}
 	for _, r := range wrong {
-		fmt.Fprintf(&b, "* %s, %s, cost %.0f %%: %s\n", r.Fault, r.Fault.Pattern, 100*r.Cost, r.said())
+		fmt.Fprintf(b, "* %s, %s, cost %.0f %%: %s\n", r.Fault, r.Fault.Pattern, 100*r.Cost, r.said())
 	}
-	fmt.Fprintf(&b, "\n## How\n\nMeasured at %s, on %s. The load of the machine before the runs was %.1f; %d jobs ran at a time.\n", source, host, host.Load, o.parallel)
-	return b.Bytes()
 }
 
 func (r result) isUnnamed() bool { return r.Found == classNobody && !r.Early }

@@ -23,6 +23,8 @@ type load struct {
 	all bool
 }
 
+func (l load) String() string { return l.Pattern + ", " + l.Detail }
+
 // swayPeriod is how often all cards change their rate.
 const swayPeriod = 30 * time.Second
 
@@ -53,16 +55,25 @@ type quiet struct {
 	Named  []string
 }
 
-// undisturbed runs each load.
-func undisturbed(ctx context.Context, out io.Writer, o options) ([]quiet, error) {
-	runs := make([]quiet, len(loads))
-	return runs, slots(ctx, o.parallel, len(loads), func(ctx context.Context, slot, number int) (err error) {
-		if runs[number], err = undisturbedLoad(ctx, o, slot, loads[number]); err != nil {
-			return fmt.Errorf("without a fault, %s, %s: %w", loads[number].Pattern, loads[number].Detail, err)
+// undisturbed runs each load, and returns those that have run by the time that something failed.
+func undisturbed(ctx context.Context, out io.Writer, o options, chosen []load) ([]quiet, error) {
+	runs := make([]*quiet, len(chosen))
+	err := slots(ctx, o.parallel, len(chosen), func(ctx context.Context, slot, number int) error {
+		q, err := undisturbedLoad(ctx, o, slot, chosen[number])
+		if err != nil {
+			return fmt.Errorf("without a fault, %s: %w", chosen[number], err)
 		}
-		fmt.Fprintf(out, "without a fault, %s, %s: named %q\n", loads[number].Pattern, loads[number].Detail, runs[number].Named)
+		runs[number] = &q
+		fmt.Fprintf(out, "without a fault, %s: named %q\n", chosen[number], q.Named)
 		return nil
 	})
+	var done []quiet
+	for _, q := range runs {
+		if q != nil {
+			done = append(done, *q)
+		}
+	}
+	return done, err
 }
 
 func undisturbedLoad(ctx context.Context, o options, slot int, l load) (_ quiet, err error) {
@@ -117,7 +128,7 @@ func writeQuiet(b *bytes.Buffer, runs []quiet) {
 	table.Markdown(b)
 	for _, q := range runs {
 		for _, text := range q.Named {
-			fmt.Fprintf(b, "\n* %s, %s: %s", q.Pattern, q.Detail, text)
+			fmt.Fprintf(b, "\n* %s: %s", q, text)
 		}
 	}
 	b.WriteString("\n")
