@@ -236,6 +236,16 @@ impl Waits {
         }
         (reached.iter().filter(|reached| **reached).count() - these.len()) as u32
     }
+
+    /// Number of members that these connections hold up: those at their ends, and who waits for them.
+    fn held_by(&self, job: &Job, connections: &[usize]) -> u32 {
+        let links = connections.iter().map(|number| &job.links[*number]);
+        let mut ends: Vec<usize> =
+            links.flat_map(|link| link.from.into_iter().chain(link.to)).collect();
+        ends.sort_unstable();
+        ends.dedup();
+        self.waiting_for(&ends) + ends.len() as u32
+    }
 }
 
 /// Processes that others wait for and that wait for nobody themselves, with their indices.
@@ -460,7 +470,6 @@ fn slow(job: &Job, waits: &Waits, late: &[usize]) -> Vec<Suspect> {
         explained.extend(&slow);
         let (share, margin, evidence) = describe(&slow);
         let Some(member) = member_at(job, &slow, end) else { continue };
-        let waiting: Vec<usize> = vec![member];
         found.push((
             Some(end.clone()),
             Suspect {
@@ -471,7 +480,8 @@ fn slow(job: &Job, waits: &Waits, late: &[usize]) -> Vec<Suspect> {
                 may_pass: slow.iter().all(|at| !is_long(&job.links[*at])),
                 share,
                 for_s: 0.0,
-                waiting: waits.waiting_for(&waiting).max(1),
+                // The others: that a host waits for its own card, the place says.
+                waiting: waits.held_by(job, &slow) - 1,
                 confidence: 0.5 + 0.5 * margin,
                 evidence,
             },
@@ -515,7 +525,7 @@ fn slow(job: &Job, waits: &Waits, late: &[usize]) -> Vec<Suspect> {
             may_pass,
             share,
             for_s: 0.0,
-            waiting: waits.waiting_for(&[from]).max(1),
+            waiting: waits.held_by(job, &numbers),
             confidence: 0.5 + 0.5 * margin,
             evidence,
         });
@@ -599,6 +609,7 @@ mod tests {
         assert_eq!((suspect.class, suspect.place.host.as_str()), (Class::Link, "n1"));
         assert_eq!(suspect.direction, Some(Direction::Receive));
         assert!(suspect.may_pass, "losses alone may pass");
+        assert!(receives.text.starts_with("3 of 4 ranks wait"), "{}", receives.text);
     }
 
     #[test]
@@ -698,6 +709,8 @@ mod tests {
             let suspect = &verdict.suspects[0];
             assert_eq!(suspect.class, Class::Path, "{}", verdict.text);
             assert_eq!(suspect.place.host, format!("n{slow}"), "{}", verdict.text);
+            // Those before it for their receivers, and those behind it for their senders.
+            assert_eq!(suspect.waiting, 8, "{}", verdict.text);
         }
     }
 

@@ -130,6 +130,8 @@ pub(crate) trait Incoming: Send {
     fn completed(&mut self) -> std::result::Result<u64, LinkError>;
     /// As [`Outgoing::carried`].
     fn carried(&self) -> u64;
+    /// Whether an operation waits for a message. For links that account for waits.
+    fn set_awaited(&mut self, _is_awaited: bool) {}
 }
 
 #[cfg(test)]

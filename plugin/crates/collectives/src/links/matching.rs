@@ -135,7 +135,15 @@ impl MessageMatcher {
     pub(super) fn post(&mut self, key: Key, into: Target) -> Arc<ReceiveRequest> {
         let request = Arc::new(ReceiveRequest(AtomicU64::new(ReceiveRequest::PENDING)));
         self.match_or_queue(PostedReceive { key, into, request: Arc::clone(&request) });
+        self.tell_awaited();
         request
+    }
+
+    /// Tells the link whether a receive waits.
+    fn tell_awaited(&mut self) {
+        if let Some(link) = &mut self.link {
+            link.set_awaited(!self.posted.is_empty() || !self.arriving.is_empty());
+        }
     }
 
     /// Takes a receive back. If its message has begun to arrive, the link is closed. Returns whether that was so.
@@ -151,6 +159,7 @@ impl MessageMatcher {
             self.arriving.clear();
             self.broken.get_or_insert_with(|| ABANDONED.to_owned().into());
         }
+        self.tell_awaited();
         begun
     }
 
@@ -184,6 +193,17 @@ impl MessageMatcher {
 
     /// Makes progress, and sets `moved` if anything moved. Returns whether the probed message has begun to arrive.
     pub(super) fn progress(
+        &mut self,
+        probe: Option<Key>,
+        is_stale: impl Fn(&Key) -> bool,
+        moved: &mut bool,
+    ) -> Result<bool, ReceiveError> {
+        let result = self.advance(probe, is_stale, moved);
+        self.tell_awaited();
+        result
+    }
+
+    fn advance(
         &mut self,
         probe: Option<Key>,
         is_stale: impl Fn(&Key) -> bool,
@@ -315,4 +335,68 @@ fn has_unexpected_room(
     unexpected.iter().all(|unexpected| unexpected.complete)
         && unexpected.len() < MAX_UNEXPECTED_MESSAGES
         && (unexpected.is_empty() || bytes + length <= MAX_UNEXPECTED)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::links::link::Header;
+
+    /// A link on which messages without payload arrive when the test says so.
+    #[derive(Default)]
+    struct Link {
+        headers: Arc<Mutex<VecDeque<Header>>>,
+        awaited: Arc<Mutex<Vec<bool>>>,
+    }
+
+    impl Incoming for Link {
+        fn next_header(&mut self) -> Result<Option<Header>, LinkError> {
+            Ok(self.headers.lock().unwrap().front().copied())
+        }
+
+        fn receive_payload(&mut self, _into: Target) -> Result<Submitted, LinkError> {
+            self.headers.lock().unwrap().pop_front();
+            Ok(Submitted::Done)
+        }
+
+        fn completed(&mut self) -> Result<u64, LinkError> {
+            Ok(0)
+        }
+
+        fn carried(&self) -> u64 {
+            0
+        }
+
+        fn set_awaited(&mut self, is_awaited: bool) {
+            self.awaited.lock().unwrap().push(is_awaited);
+        }
+    }
+
+    #[test]
+    fn link_is_awaited_while_a_receive_waits() {
+        let key = |sequence| Key { kind: Kind::Message, group: 1, tag: 0, sequence, part: 0 };
+        let link = Link::default();
+        let (headers, awaited) = (Arc::clone(&link.headers), Arc::clone(&link.awaited));
+        let is_awaited = || awaited.lock().unwrap().last().copied().unwrap();
+        let mut matcher = MessageMatcher { link: Some(Box::new(link)), ..Default::default() };
+        let progress = |matcher: &mut MessageMatcher| {
+            matcher.progress(None, |_| false, &mut false).unwrap();
+        };
+        progress(&mut matcher);
+        assert!(!is_awaited(), "no receive");
+        let request = matcher.post(key(1), Target::EMPTY);
+        assert!(is_awaited(), "a receive");
+        progress(&mut matcher);
+        assert!(is_awaited() && request.done().is_none(), "its message has not come");
+        headers.lock().unwrap().push_back(Header { key: key(1), length: 0 });
+        progress(&mut matcher);
+        assert!(!is_awaited() && request.done() == Some(0), "its message has come");
+        let request = matcher.post(key(2), Target::EMPTY);
+        assert!(is_awaited());
+        matcher.abandon(&request);
+        assert!(!is_awaited(), "it was taken back");
+    }
 }

@@ -198,6 +198,8 @@ impl Endpoint for TcpEndpoint {
                 if let Some(notified) = &self.notified {
                     connection.notify(Arc::clone(notified));
                 }
+                // A header may come at any time, and nobody waits for it all the time.
+                connection.set_awaited(false);
                 Ok(Some(Box::new(TcpIncoming {
                     connection,
                     envelope: vec![0; MAX_ENVELOPE_BYTES],
@@ -206,6 +208,7 @@ impl Endpoint for TcpEndpoint {
                     pending: VecDeque::new(),
                     submitted: 0,
                     completed: 0,
+                    is_awaited: false,
                 })))
             }
             // The listener timed out. Operations have their own timeouts.
@@ -402,6 +405,7 @@ struct TcpIncoming {
     pending: VecDeque<Request>,
     submitted: u64,
     completed: u64,
+    is_awaited: bool,
 }
 
 impl TcpIncoming {
@@ -475,6 +479,12 @@ impl Incoming for TcpIncoming {
 
     fn carried(&self) -> u64 {
         self.connection.carried()
+    }
+
+    fn set_awaited(&mut self, is_awaited: bool) {
+        if std::mem::replace(&mut self.is_awaited, is_awaited) != is_awaited {
+            self.connection.set_awaited(is_awaited);
+        }
     }
 }
 

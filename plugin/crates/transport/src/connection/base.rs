@@ -68,6 +68,8 @@ pub(crate) struct Base {
     pub(crate) context: Context,
     pub(crate) counters: Counters,
     pub(crate) waits: Waits,
+    /// Whether the caller waits for what it has requested.
+    awaited: AtomicBool,
     /// The same number at both ends.
     id: OnceLock<u64>,
     direction: Direction,
@@ -98,6 +100,7 @@ impl Base {
             context,
             counters: Counters::default(),
             waits: Waits::default(),
+            awaited: AtomicBool::new(true),
             id: OnceLock::new(),
             direction,
             transport,
@@ -152,9 +155,15 @@ impl Base {
 
     /// Whether requests are not done. Called with the connection's lock.
     pub(crate) fn set_outstanding(&self, is_outstanding: bool) {
+        let is_outstanding = is_outstanding && self.awaited.load(Ordering::Relaxed);
         if self.waits.outstanding.set(is_outstanding) {
             self.context.metrics.calls.change(is_outstanding);
         }
+    }
+
+    /// Whether the caller waits for what it has requested. [`Base::set_outstanding`] follows, with the connection's lock.
+    pub(crate) fn set_awaited(&self, is_awaited: bool) {
+        self.awaited.store(is_awaited, Ordering::Relaxed);
     }
 
     /// How long it has waited so far.

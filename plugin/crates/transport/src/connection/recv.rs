@@ -47,6 +47,8 @@ pub(crate) trait Inbound: Send + Sync {
     ) -> Result<Request, Error> {
         Err(Error::argument("host memory needs no flush"))
     }
+    /// As [`RecvConnection::set_awaited`].
+    fn set_awaited(&self, is_awaited: bool);
     /// As [`RecvConnection::flows`].
     fn flows(&self) -> usize;
     /// Closes the connection.
@@ -105,6 +107,12 @@ impl RecvConnection {
         registration: Option<&MrHandle>,
     ) -> Result<Request, Error> {
         Arc::clone(&self.receiver).flush(message, registration)
+    }
+
+    /// Whether the caller waits for messages from now on; it does until it says otherwise. A caller that keeps a buffer posted
+    /// for messages that may come does not wait all the time. It matters only for what is told of waits.
+    pub fn set_awaited(&self, is_awaited: bool) {
+        self.receiver.set_awaited(is_awaited);
     }
 
     /// From now on, notifies whenever a request is done and when the connection fails.

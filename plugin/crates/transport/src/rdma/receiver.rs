@@ -783,6 +783,12 @@ impl Inbound for Receiver {
         Self::flush(&self, memory, registration)
     }
 
+    fn set_awaited(&self, is_awaited: bool) {
+        let state = self.state();
+        self.base().set_awaited(is_awaited);
+        state.update_waits(self.base());
+    }
+
     fn flows(&self) -> usize {
         self.base().context.settings.flows.into()
     }

@@ -48,6 +48,12 @@ impl Inbound for TcpReceiver {
         Self::recv_group(&self, group)
     }
 
+    fn set_awaited(&self, is_awaited: bool) {
+        let queue = lock(&self.queue);
+        self.base.set_awaited(is_awaited);
+        self.update_waits(&queue);
+    }
+
     fn flows(&self) -> usize {
         Self::flows(self).len()
     }

@@ -136,3 +136,21 @@ fn bytes_that_wait_for_the_receivers_window_do_not_count_as_unacknowledged() {
         view().filter(|its| its.unacknowledged > 0)
     });
 }
+
+/// As the collectives do, which always have a buffer for a header.
+#[test]
+fn buffer_that_is_kept_posted_is_no_call() {
+    let (sender, receiver) = (transport(), transport());
+    let listener = receiver.listen(0, "", MemoryTypes::HOST).unwrap();
+    let (_send, recv) = connected(&sender, &listener, listener.handle());
+    let _posted = recv.recv(RecvBuffer::from_static(vec![0; 8].leak())).unwrap().unwrap();
+    let uncalled = || receiver.metrics.calls.uncalled();
+    assert!(uncalled().1.is_zero(), "it waits for what it has requested");
+    recv.set_awaited(false);
+    until(|| (uncalled().1 > Duration::from_millis(20)).then_some(()));
+    let its = || receiver.metrics.connections()[0].base().wait_times();
+    assert!(its().outstanding_for.is_zero(), "{:?}", its());
+    recv.set_awaited(true);
+    assert!(uncalled().1.is_zero());
+    until(|| (its().outstanding_for > Duration::from_millis(20)).then_some(()));
+}
