@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"math"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -105,6 +106,19 @@ func TestPageCountsWhatWasRightAndSaysWhatWasNot(t *testing.T) {
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+}
+
+func TestFaultsAreWeighedAgainstTheMiddleOfAllCalmJobsOfAPattern(t *testing.T) {
+	of := func(pattern string, calm, faulty float64) result {
+		return result{Fault: fault{Pattern: pattern}, Calm: calm, Faulty: faulty}
+	}
+	results := []result{of(ring, 100, 50), of(ring, 60, 98), of(ring, 102, 100), of(allToAll, 10, 5), {Early: true}}
+	weigh(results)
+	for at, want := range []float64{0.5, 0.02, 0, 0.5, 0} {
+		if math.Abs(results[at].Cost-want) > 1e-9 {
+			t.Errorf("%d costs %g, not %g", at, results[at].Cost, want)
 		}
 	}
 }

@@ -221,8 +221,8 @@ func injected(ctx context.Context, out io.Writer, o options, only *regexp.Regexp
 	err := slots(ctx, o.parallel, len(groups), func(ctx context.Context, slot, at int) error {
 		return inOneJob(ctx, o, slot, groups[at], func(number int, r result) {
 			results[number] = &r
-			fmt.Fprintf(out, "%d: %s, %s, cost %.0f %%: right %t after %.1f s: %s\n",
-				number+1, r.Fault, r.Fault.Pattern, 100*r.Cost, r.Right, r.After.Seconds(), r.said())
+			fmt.Fprintf(out, "%d: %s, %s, cost %.0f %% of %.1f MB/s: right %t after %.1f s: %s\n",
+				number+1, r.Fault, r.Fault.Pattern, 100*r.Cost, r.Calm/1e6, r.Right, r.After.Seconds(), r.said())
 		})
 	})
 	var done []result
@@ -231,6 +231,7 @@ func injected(ctx context.Context, out io.Writer, o options, only *regexp.Regexp
 			done = append(done, *r)
 		}
 	}
+	weigh(done)
 	return done, err
 }
 
@@ -356,7 +357,7 @@ func one(ctx context.Context, j *job, f fault, length time.Duration) (_ result, 
 	if err != nil {
 		return r, err
 	}
-	r.Cost = 1 - faulty/max(calm, 1)
+	r.Calm, r.Faulty, r.Cost = max(calm, 1), faulty, 1-faulty/max(calm, 1)
 	if known {
 		r.Found, r.Host, r.Text, r.Right = found.Suspects[0].Class, found.Suspects[0].Host, found.Text, f.isRight(found)
 	}

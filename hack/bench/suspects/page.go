@@ -20,7 +20,25 @@ type result struct {
 	Right       bool
 	Early       bool // somebody was named before the fault began
 	After       time.Duration
+	Calm        float64 // what the job carried before the fault, in bytes a second
+	Faulty      float64 // and with it
 	Cost        float64 // the share of the job's traffic that is gone
+}
+
+// weigh sets what faults cost. A job may come into step while it is calm, so all jobs of a pattern are compared with what the middle one
+// carries: they have the same hosts and cards.
+func weigh(results []result) {
+	calm := map[string][]float64{}
+	for _, r := range results {
+		if r.Calm > 0 {
+			calm[r.Fault.Pattern] = append(calm[r.Fault.Pattern], r.Calm)
+		}
+	}
+	for at := range results {
+		if r := &results[at]; r.Calm > 0 {
+			r.Cost = 1 - r.Faulty/stats.Median(calm[r.Fault.Pattern])
+		}
+	}
 }
 
 // leastCost is what a fault has to cost a job for somebody to be named.

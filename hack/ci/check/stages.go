@@ -46,6 +46,10 @@ var stages = []stage{
 		if err := toolbox.EnsurePrograms(ctx, os.Stderr, slices.Concat(redis, compilers)); err != nil {
 			return counts{}, err
 		}
+		// The fuzz targets are a workspace of their own. They run elsewhere, and are to compile here.
+		if err := stream(command(ctx, pluginDir(root), "cargo", "check", "--locked", "--manifest-path", "fuzz/Cargo.toml", "--lib", "--bins", "--target-dir", "target"), nil); err != nil {
+			return counts{}, err
+		}
 		rust, err := cargoTest(ctx, root, nil, "-p", "evenkeel-protocol", "-p", "evenkeel-tls", "-p", "evenkeel-diagnosis", "-p", "evenkeel-tuner", "-p", "evenkeel-verbs", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi", "-p", "evenkeel-reduction-kernels", "-p", "evenkeel-reduction", "-p", "evenkeel-collectives", "-p", "evenkeel-c", "-p", "evenkeel-mpi")
 		if err != nil {
 			return rust, err
