@@ -22,6 +22,8 @@ const LEGACY_VERSION: [u8; 2] = [3, 3];
 /// Maximum number of cipher blocks under one key, one more for each record. With AES-GCM an attacker's advantage stays below
 /// 2^-57 (section 5.5, whose limit is 2^24.5 records of full length).
 const MAX_BLOCKS: u64 = 3 << 33;
+/// From so many on, a key is nearly used up: what is left is some 27 GB.
+const NEARLY_MAX_BLOCKS: u64 = MAX_BLOCKS / 16 * 15;
 const BLOCK_BYTES: usize = 16;
 
 /// Why a record is not taken.
@@ -111,14 +113,18 @@ impl KeyUse {
         self.blocks += 2 * records as u64 + (bytes / BLOCK_BYTES) as u64;
         if self.blocks > MAX_BLOCKS { Err(RecordError::KeyUsedUp) } else { Ok(()) }
     }
+
+    /// Whether it is time for another session, while this one can still send.
+    pub fn is_nearly_used_up(&self) -> bool {
+        self.blocks > NEARLY_MAX_BLOCKS
+    }
 }
 
-/// Key, nonces and the limit of one direction.
+/// Key and nonces of one direction.
 struct Direction {
     key: LessSafeKey,
     iv: [u8; IV_BYTES],
     sequence: u64,
-    used: KeyUse,
 }
 
 impl Direction {
@@ -131,32 +137,38 @@ impl Direction {
         let (key, iv) = keys.key_and_iv();
         let key = LessSafeKey::new(UnboundKey::new(algorithm, key).ok()?);
         let sequence = keys.sequence;
-        Some(Self { key, iv: iv.try_into().ok()?, sequence, used: KeyUse::default() })
+        Some(Self { key, iv: iv.try_into().ok()?, sequence })
     }
 
     /// The nonce of the next record (section 5.3). None is used twice.
-    fn next_nonce(&mut self, length: usize) -> Result<Nonce, RecordError> {
-        self.used.add(1, length)?;
+    fn next_nonce(&mut self) -> Result<Nonce, RecordError> {
         let mut nonce = self.iv;
         for (byte, sequence) in nonce[IV_BYTES - 8..].iter_mut().zip(self.sequence.to_be_bytes()) {
             *byte ^= sequence;
         }
-        // Far from its end, because of the limit.
-        self.sequence += 1;
+        self.sequence = self.sequence.checked_add(1).ok_or(RecordError::KeyUsedUp)?;
         Ok(Nonce::assume_unique_for_key(nonce))
     }
 }
 
 /// The sending direction of a session.
-pub struct Sealer(Direction);
+pub struct Sealer {
+    direction: Direction,
+    used: KeyUse,
+}
 
-/// The receiving direction of a session.
+/// The receiving direction of a session. The limit of the keys is the sender's: what it has sealed may be opened.
 pub struct Opener(Direction);
 
 impl Sealer {
     /// `None` for keys that are no keys of their cipher.
     pub fn new(keys: &TrafficKeys) -> Option<Self> {
-        Direction::new(keys).map(Self)
+        Some(Self { direction: Direction::new(keys)?, used: KeyUse::default() })
+    }
+
+    /// What its key has encrypted.
+    pub fn used(&mut self) -> &mut KeyUse {
+        &mut self.used
     }
 
     /// Makes a record of the bytes that were stored in it behind [`HEADER_BYTES`]. Room for the rest of the [`OVERHEAD`]
@@ -177,8 +189,10 @@ impl Sealer {
         if let Some(content_type) = content.last_mut() {
             *content_type = APPLICATION_DATA;
         }
-        let nonce = self.0.next_nonce(content.len())?;
-        let sealed = self.0.key.seal_in_place_separate_tag(nonce, Aad::from(&*header), content);
+        self.used.add(1, content.len())?;
+        let nonce = self.direction.next_nonce()?;
+        let sealed =
+            self.direction.key.seal_in_place_separate_tag(nonce, Aad::from(&*header), content);
         // Fails only for lengths that no record has.
         let tag = sealed.map_err(|_| RecordError::KeyUsedUp)?;
         place.copy_from_slice(tag.as_ref());
@@ -201,7 +215,7 @@ impl Opener {
             return Err(RecordError::NotARecord);
         }
         let (header, sealed) = record.split_at_mut(HEADER_BYTES);
-        let nonce = self.0.next_nonce(sealed.len())?;
+        let nonce = self.0.next_nonce()?;
         let opened = self.0.key.open_in_place(nonce, Aad::from(&*header), sealed);
         let content = opened.map_err(|_| RecordError::Forged)?;
         // Padding of zeros follows the type.
@@ -240,7 +254,7 @@ mod tests {
     fn direction(algorithm: u8) -> Direction {
         let algorithm = if algorithm == 0 { &CHACHA20_POLY1305 } else { &AES_256_GCM };
         let key = LessSafeKey::new(UnboundKey::new(algorithm, &[7; 32]).unwrap());
-        Direction { key, iv: [9; IV_BYTES], sequence: 0, used: KeyUse::default() }
+        Direction { key, iv: [9; IV_BYTES], sequence: 0 }
     }
 
     fn record(sealer: &mut Sealer, bytes: &[u8]) -> Vec<u8> {
@@ -251,7 +265,8 @@ mod tests {
     }
 
     fn ends(algorithm: u8) -> (Sealer, Opener) {
-        (Sealer(direction(algorithm)), Opener(direction(algorithm)))
+        let sealer = Sealer { direction: direction(algorithm), used: KeyUse::default() };
+        (sealer, Opener(direction(algorithm)))
     }
 
     #[test]
@@ -284,20 +299,34 @@ mod tests {
     #[test]
     fn key_is_not_used_beyond_its_limit() {
         let (mut sealer, _) = ends(1);
-        sealer.0.used.blocks = MAX_BLOCKS - 3;
+        sealer.used.blocks = MAX_BLOCKS - 3;
         let mut last = vec![0; OVERHEAD];
         assert_eq!(sealer.seal(&mut last), Ok(()));
         assert_eq!(sealer.seal(&mut last), Err(RecordError::KeyUsedUp));
     }
 
     #[test]
+    fn key_that_is_nearly_used_up_can_still_send() {
+        let (mut sealer, mut opener) = ends(1);
+        sealer.used().add(0, MAX_BLOCKS as usize / 16 * 15 * BLOCK_BYTES).unwrap();
+        assert!(!sealer.used().is_nearly_used_up());
+        let mut record = record(&mut sealer, b"a");
+        assert!(sealer.used().is_nearly_used_up());
+        assert_eq!(opener.open(&mut record), Ok(1));
+        assert_eq!(sealer.used().add(0, 25_000_000_000), Ok(()), "bytes");
+    }
+
+    #[test]
     fn authentic_record_of_another_type_is_named() {
         let (mut sealer, mut opener) = ends(1);
         let mut alert = vec![23, 3, 3, 0, 19, 1, 0, 21];
-        let nonce = sealer.0.next_nonce(3).unwrap();
+        let nonce = sealer.direction.next_nonce().unwrap();
         let (header, content) = alert.split_at_mut(HEADER_BYTES);
-        let tag =
-            sealer.0.key.seal_in_place_separate_tag(nonce, Aad::from(&*header), content).unwrap();
+        let tag = sealer
+            .direction
+            .key
+            .seal_in_place_separate_tag(nonce, Aad::from(&*header), content)
+            .unwrap();
         alert.extend(tag.as_ref());
         assert_eq!(opener.open(&mut alert), Err(RecordError::Unexpected(21)));
     }

@@ -49,6 +49,9 @@ pub(crate) trait Outbound: Owner {
     /// Breaks a queue pair, as a device may, or a flow.
     #[cfg(test)]
     fn break_path(&self, index: usize);
+    /// The keys of its flows are nearly used up.
+    #[cfg(test)]
+    fn wear_keys(&self);
     /// Number of its queue pairs.
     #[cfg(test)]
     fn queue_pairs(&self) -> usize;

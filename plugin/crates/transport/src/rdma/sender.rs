@@ -972,6 +972,11 @@ impl Outbound for Sender {
     }
 
     #[cfg(test)]
+    fn wear_keys(&self) {
+        unreachable!("RDMA has no keys");
+    }
+
+    #[cfg(test)]
     fn id(&self) -> evenkeel_protocol::ConnectionId {
         self.state().failover.connection()
     }

@@ -18,6 +18,11 @@ pub(crate) struct KernelWriter {
 }
 
 impl KernelWriter {
+    /// What its key has encrypted.
+    pub(super) fn used(&mut self) -> &mut KeyUse {
+        &mut self.used
+    }
+
     /// As [`super::SendHalf::send_frames`].
     pub(super) fn send_frames<'a>(
         &mut self,

@@ -8,7 +8,7 @@ mod writer;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use evenkeel_tls::{HandshakeError, Session};
+use evenkeel_tls::{HandshakeError, KeyUse, Session};
 use socket2::Socket;
 
 use crate::memory::buffers::{RecvBuffer, SendBuffer};
@@ -112,6 +112,15 @@ impl SendHalf {
             Self::Plain => sys::send_frames(socket, frames),
             Self::Records(writer) => writer.send_frames(socket, frames),
             Self::Kernel(writer) => writer.send_frames(socket, frames),
+        }
+    }
+
+    /// What its key has encrypted; `None` without TLS.
+    pub(crate) fn key_use(&mut self) -> Option<&mut KeyUse> {
+        match self {
+            Self::Plain => None,
+            Self::Records(writer) => Some(writer.used()),
+            Self::Kernel(writer) => Some(writer.used()),
         }
     }
 

@@ -3,7 +3,9 @@
 use std::io;
 use std::ops::Range;
 
-use evenkeel_tls::{HEADER_BYTES, MAX_PLAINTEXT, MAX_RECORD, OVERHEAD, RecordError, Sealer};
+use evenkeel_tls::{
+    HEADER_BYTES, KeyUse, MAX_PLAINTEXT, MAX_RECORD, OVERHEAD, RecordError, Sealer,
+};
 use socket2::Socket;
 
 use super::buffer::RecordBuffer;
@@ -73,6 +75,11 @@ impl RecordWriter {
     pub(super) fn new(sealer: Sealer) -> Self {
         const { assert!(super::buffer::BUFFER_BYTES.is_multiple_of(MAX_RECORD)) };
         Self { sealer, pending: None }
+    }
+
+    /// What its key has encrypted.
+    pub(super) fn used(&mut self) -> &mut KeyUse {
+        self.sealer.used()
     }
 
     pub(super) fn is_flushed(&self) -> bool {

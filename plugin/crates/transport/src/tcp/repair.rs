@@ -9,7 +9,7 @@ use evenkeel_protocol::{Pacer, RepathAction};
 use crate::error::ErrorKind;
 use crate::handshake::dial::{Dial, DialError, DialHandler};
 use crate::runtime::descriptors;
-use crate::stream::Stream;
+use crate::stream::{SendHalf, Stream};
 use crate::sync::lock;
 use crate::sys::{self, PathInfo};
 use crate::tcp::MAX_FLOW_SLOTS;
@@ -41,6 +41,7 @@ impl TcpSender {
         if self.is_over() || self.is_idle(busy) {
             return false;
         }
+        self.renew_keys();
         self.replace(now);
         if busy {
             self.find_dead_paths();
@@ -57,6 +58,25 @@ impl TcpSender {
         let was_idle = std::mem::replace(&mut repair.was_idle, !busy);
         let whole = live == all && live == self.wanted_flows(&repair);
         was_idle && !busy && whole && repair.dials.is_empty()
+    }
+
+    /// Flows whose keys are nearly used up count as missing, and take no more chunks once others have come in their place.
+    fn renew_keys(&self) {
+        if self.base.context.settings.encryption.is_none() {
+            return;
+        }
+        let mut flows = self.flows();
+        flows.retain(|flow| !flow.retiring.load(Ordering::Relaxed));
+        for flow in &flows {
+            let is_worn =
+                |half: &mut SendHalf| half.key_use().is_some_and(|used| used.is_nearly_used_up());
+            if !flow.worn.load(Ordering::Relaxed) && is_worn(&mut flow.writer.lock().half) {
+                flow.worn.store(true, Ordering::Relaxed);
+            }
+        }
+        let surplus = flows.len().saturating_sub(self.wanted_flows(&lock(&self.repair)));
+        let worn = flows.iter().filter(|flow| flow.worn.load(Ordering::Relaxed));
+        worn.take(surplus).for_each(|flow| self.begin_to_retire(flow));
     }
 
     /// Opens flows in place of dead ones. Fails the connection if that takes too long.
@@ -99,12 +119,14 @@ impl TcpSender {
         usize::from(self.base.context.settings.flows) + repair.extra_flows.flows()
     }
 
-    /// Number of flows that take chunks, and of all flows with those that drain.
+    /// Number of flows that need no replacement, and of all flows with those that drain.
     fn count_flows(&self) -> (usize, usize) {
         let queue = lock(&self.queue);
         let all = queue.flows.iter().flatten();
-        let live = all.clone().filter(|flow| !flow.retiring.load(Ordering::Relaxed)).count();
-        (live, all.count())
+        let lasts = |flow: &&Arc<SendFlow<Self>>| {
+            !flow.retiring.load(Ordering::Relaxed) && !flow.worn.load(Ordering::Relaxed)
+        };
+        (all.clone().filter(lasts).count(), all.count())
     }
 
     fn dial(self: &Arc<Self>, repair: &mut RepairState, count: usize, now: Instant) {

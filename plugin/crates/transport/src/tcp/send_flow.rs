@@ -79,6 +79,8 @@ pub(crate) struct SendFlow<O: SendFlowOwner> {
     pub(crate) counters: FlowCounters,
     /// It takes no more chunks.
     pub(crate) retiring: AtomicBool,
+    /// Its key is nearly used up.
+    pub(super) worn: AtomicBool,
     /// Its socket did not take everything, or is being written to. There is an event when it takes more.
     pub(super) is_full: AtomicBool,
     /// It is to write although its socket may not have changed.

@@ -83,6 +83,17 @@ impl Outbound for TcpSender {
     }
 
     #[cfg(test)]
+    fn wear_keys(&self) {
+        for flow in Self::flows(self) {
+            let mut writer = flow.writer.lock();
+            let used = writer.half.key_use().expect("an encrypted flow");
+            while !used.is_nearly_used_up() {
+                used.add(0, 1 << 30).expect("a key that is not used up");
+            }
+        }
+    }
+
+    #[cfg(test)]
     fn queue_pairs(&self) -> usize {
         0
     }
@@ -202,6 +213,7 @@ impl TcpSender {
                 registration: self.destination.workers.registration(),
                 counters: FlowCounters::default(),
                 retiring: AtomicBool::new(false),
+                worn: AtomicBool::new(false),
                 is_full: AtomicBool::new(false),
                 // It becomes idle, or takes work, when it is first called.
                 is_woken: AtomicBool::new(true),
@@ -759,7 +771,8 @@ mod tests {
     use evenkeel_protocol::{ConnectionId, Handle, Nonce};
 
     use super::*;
-    use crate::test_support;
+    use crate::memory::buffers::{RecvBuffer, SendBuffer};
+    use crate::{MemoryTypes, NullLog, Settings, Transport, test_support};
 
     /// After a trial that helped, the hosts become the limit.
     #[test]
@@ -797,5 +810,50 @@ mod tests {
             (lock(&sender.queue).used.count_ones() < 8).then_some(())
         });
         sender.close();
+    }
+
+    /// Without a gap, and without being counted as lost or changed on the way.
+    #[test]
+    fn flows_whose_keys_are_nearly_used_up_are_replaced() {
+        for flows in ["1", "4"] {
+            let settings = |name: &str| {
+                let value = match name {
+                    "NCCL_SOCKET_IFNAME" => "lo".to_owned(),
+                    "EVENKEEL_TRANSPORT" => "tcp".to_owned(),
+                    "EVENKEEL_ENCRYPTION" => "required".to_owned(),
+                    "EVENKEEL_JOB_KEY" => "5".repeat(64),
+                    "EVENKEEL_FLOWS" => flows.to_owned(),
+                    _ => return None,
+                };
+                Some(value)
+            };
+            let settings = Settings::from_lookup(settings).unwrap();
+            let transport = Transport::new(settings, Arc::new(NullLog)).unwrap();
+            let listener = transport.listen(0, "", MemoryTypes::HOST).unwrap();
+            let (send, recv) = test_support::connected(&transport, &listener, listener.handle());
+            let sender = {
+                let mut all = transport.metrics.connections().into_iter();
+                all.find(|other| other.base().direction_of() == Direction::Send).unwrap()
+            };
+            let numbers =
+                || -> Vec<u32> { sender.observe_flows().iter().map(|flow| flow.number).collect() };
+            let before = numbers();
+            send.sender.wear_keys();
+            let message: &'static [u8] = vec![7; 1 << 20].leak();
+            test_support::until(|| {
+                let into = RecvBuffer::from_static(vec![0; 1 << 20].leak());
+                let received = recv.recv(into).unwrap().unwrap();
+                let sent = send.send(SendBuffer::from_static(message)).unwrap().unwrap();
+                test_support::until(|| received.test().unwrap());
+                test_support::until(|| sent.test().unwrap());
+                let now = numbers();
+                let is_new =
+                    now.len() == before.len() && now.iter().all(|flow| !before.contains(flow));
+                is_new.then_some(())
+            });
+            let counters = &sender.base().counters;
+            assert_eq!(counters.replaced.get(), before.len() as u64);
+            assert_eq!((counters.lost.get(), counters.recovered.get()), (0, 0));
+        }
     }
 }
