@@ -135,7 +135,7 @@ impl Transport {
         }
         if settings.kernel_tls_missing {
             log.warn(
-                "evenkeel: EVENKEEL_KTLS=on: the kernel has no TLS, so the processes encrypt themselves: run modprobe tls on the host",
+                "evenkeel: EVENKEEL_KTLS=on: the kernel has no TLS 1.3, so the processes encrypt themselves: run modprobe tls on the host, with Linux 5.10 or later",
             );
         }
         if settings.rdma_left_out && device::host_has_rdma() {

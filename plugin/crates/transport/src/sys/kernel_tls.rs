@@ -2,14 +2,13 @@
 //! `linux/tls.h`).
 
 use std::io;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use evenkeel_tls::{Cipher, TrafficKeys};
 use socket2::Socket;
 
 use super::socket::set_option_bytes;
 
-/// Ways in which the kernel works on a socket's bytes, in a file of names.
-const LAYERS: &str = "/proc/sys/net/ipv4/tcp_available_ulp";
 const LAYER: &str = "tls";
 
 /// The longest of `tls12_crypto_info_*`: version and cipher, IV, key, salt and sequence number.
@@ -26,10 +25,22 @@ pub(crate) enum KernelTls {
     Receive,
 }
 
-/// Whether the kernel has TLS. It has none until its module is loaded.
+/// Whether the kernel has TLS 1.3 in both directions. It has none until its module is loaded, and the file that lists what is
+/// loaded is missing in containers, so a connection over the loopback interface shows it.
 pub(crate) fn has_kernel_tls() -> bool {
-    std::fs::read_to_string(LAYERS)
-        .is_ok_and(|layers| layers.split_whitespace().any(|layer| layer == LAYER))
+    probe().is_ok()
+}
+
+fn probe() -> io::Result<()> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let socket = Socket::from(TcpStream::connect(listener.local_addr()?)?);
+    allow_kernel_tls(&socket)?;
+    let (info, length) = crypto_info(Cipher::Aes128Gcm, &[0; 16], &[0; 12], 0)
+        .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+    for direction in [KernelTls::Send, KernelTls::Receive] {
+        set_info(&socket, direction, &info[..length])?;
+    }
+    Ok(())
 }
 
 /// Makes a connected socket one that the kernel's TLS may work on. Nothing changes until it has keys.
@@ -49,23 +60,32 @@ pub(crate) fn set_kernel_keys(
     direction: KernelTls,
     keys: &TrafficKeys,
 ) -> io::Result<()> {
-    let (info, length) =
-        crypto_info(keys).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let (key, iv) = keys.key_and_iv();
+    let (info, length) = crypto_info(keys.cipher(), key, iv, keys.sequence())
+        .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+    set_info(socket, direction, &info[..length])
+}
+
+fn set_info(socket: &Socket, direction: KernelTls, info: &[u8]) -> io::Result<()> {
     let option = match direction {
         KernelTls::Send => libc::TLS_TX,
         KernelTls::Receive => libc::TLS_RX,
     };
-    set_option_bytes(socket, libc::SOL_TLS, option, &info[..length])
+    set_option_bytes(socket, libc::SOL_TLS, option, info)
 }
 
 /// `tls12_crypto_info_aes_gcm_128` and its siblings, and its length.
-fn crypto_info(keys: &TrafficKeys) -> Option<([u8; MAX_INFO], usize)> {
-    let (cipher, key_bytes, salt_bytes) = match keys.cipher() {
+fn crypto_info(
+    cipher: Cipher,
+    key: &[u8],
+    iv: &[u8],
+    sequence: u64,
+) -> Option<([u8; MAX_INFO], usize)> {
+    let (cipher, key_bytes, salt_bytes) = match cipher {
         Cipher::Aes128Gcm => (libc::TLS_CIPHER_AES_GCM_128, 16, SALT_BYTES),
         Cipher::Aes256Gcm => (libc::TLS_CIPHER_AES_GCM_256, 32, SALT_BYTES),
         Cipher::ChaCha20Poly1305 => (libc::TLS_CIPHER_CHACHA20_POLY1305, 32, 0),
     };
-    let (key, iv) = keys.key_and_iv();
     let (salt, iv) = iv.split_at_checked(salt_bytes)?;
     if key.len() != key_bytes {
         return None;
@@ -78,7 +98,7 @@ fn crypto_info(keys: &TrafficKeys) -> Option<([u8; MAX_INFO], usize)> {
         iv,
         key,
         salt,
-        &keys.sequence().to_be_bytes(),
+        &sequence.to_be_bytes(),
     ] {
         info.get_mut(length..length + part.len())?.copy_from_slice(part);
         length += part.len();
