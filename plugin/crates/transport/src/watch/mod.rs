@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use evenkeel_diagnosis::election::{Candidate, Election};
 use evenkeel_diagnosis::{Collector, Process, Verdict};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use socket2::SockRef;
 
 use crate::device::Device;
 use crate::settings::Settings;
@@ -40,6 +41,8 @@ const NEIGHBOUR_TIME: Duration = Duration::from_secs(20);
 const MAX_NEIGHBOURS: usize = 1024;
 /// Maximum number of sockets: those of the latest listening sockets.
 const MAX_SOCKETS: usize = 8;
+/// Bytes of datagrams that a socket keeps until they are read.
+const RECEIVE_BUFFER: usize = 4 << 20;
 /// Maximum number of datagrams that are read before the thread looks at its clock.
 const MAX_BATCH: usize = 4096;
 
@@ -192,6 +195,8 @@ impl Watcher {
             if let Ok(socket) = UdpSocket::bind(address)
                 && socket.set_nonblocking(true).is_ok()
             {
+                // The views of a thousand ranks come within a second. The kernel may allow less.
+                let _ = SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BUFFER);
                 self.sockets.push((address, socket));
             }
         }
@@ -242,8 +247,8 @@ impl Watcher {
                 collector.succeed(predecessor, now);
             }
             self.collector = Some(collector);
-        } else if !is_collector {
-            self.collector = None;
+        } else if !is_collector && self.collector.take().is_some() {
+            self.outlets.collects_no_more();
         }
     }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_diagnosis::{Outcome, Timeline, Verdict};
+use evenkeel_diagnosis::{Suspect, Timeline, Verdict};
 
 use super::WatchContext;
 use super::views::LongWait;
@@ -44,6 +44,41 @@ impl Reports {
     }
 }
 
+/// When suspects are written to the log: each once a minute at most, whatever comes and goes between, and its end.
+#[derive(Debug, Default)]
+struct LoggedSuspects {
+    /// Who was logged in the last minute, or stands, when, and whether its end is still to be logged.
+    logged: Vec<(Suspect, Duration, bool)>,
+}
+
+impl LoggedSuspects {
+    /// Whether a line is due about the first one of these, and the line about those that are over, which were logged.
+    fn next(&mut self, suspects: &[Suspect], now: Duration) -> (bool, Option<String>) {
+        let mut over = Vec::new();
+        for (suspect, _, stands) in &mut self.logged {
+            if *stands && !suspects.iter().any(|other| other.is_same(suspect)) {
+                *stands = false;
+                over.push(suspect.words());
+            }
+        }
+        self.logged.retain(|(_, at, stands)| *stands || now < *at + REPEAT);
+        let over = (!over.is_empty())
+            .then(|| format!("evenkeel: ranks no longer wait for {}", over.join(" and ")));
+        let Some(first) = suspects.first() else { return (false, over) };
+        match self.logged.iter_mut().find(|(suspect, ..)| suspect.is_same(first)) {
+            Some((_, at, _)) if now < *at + REPEAT => (false, over),
+            Some(known) => {
+                *known = (first.clone(), now, true);
+                (true, over)
+            }
+            None => {
+                self.logged.push((first.clone(), now, true));
+                (true, over)
+            }
+        }
+    }
+}
+
 /// Tells verdicts, each as often as its readers need it.
 pub(super) struct Outlets {
     log: Arc<dyn Log>,
@@ -53,7 +88,7 @@ pub(super) struct Outlets {
     wait_limit: Duration,
     /// The verdict that was told last.
     told: Verdict,
-    logged: Option<Duration>,
+    logged: LoggedSuspects,
     wait_logged: Option<Duration>,
     reports: Reports,
     drawn: Option<Duration>,
@@ -68,7 +103,7 @@ impl Outlets {
             folder: context.settings.status_folder().map(Path::to_path_buf),
             wait_limit: context.settings.wait_limit(),
             told: Verdict::default(),
-            logged: None,
+            logged: LoggedSuspects::default(),
             wait_logged: None,
             reports: Reports::default(),
             drawn: None,
@@ -80,15 +115,12 @@ impl Outlets {
         let is_same = names(verdict) == names(&self.told);
         let kind = |verdict: &Verdict| (verdict.outcome, verdict.ranks);
         let changed = !is_same || kind(verdict) != kind(&self.told);
-        if verdict.outcome == Outcome::Suspect {
-            if !is_same || is_due(self.logged, REPEAT, now) {
-                self.log.warn(&format!("evenkeel: {}", verdict.text));
-                self.logged = Some(now);
-            }
-        } else if !names(&self.told).is_empty() {
-            let over = names(&self.told).join(" and ");
-            self.log.info(&format!("evenkeel: ranks no longer wait for {over}"));
-            self.logged = None;
+        let (is_due, over) = self.logged.next(&verdict.suspects, now);
+        if let Some(over) = over {
+            self.log.warn(&over);
+        }
+        if is_due {
+            self.log.warn(&format!("evenkeel: {}", verdict.text));
         }
         self.told = verdict.clone();
         if changed {
@@ -108,6 +140,11 @@ impl Outlets {
             self.write("timeline.svg", &timeline.svg());
             self.drawn = Some(now);
         }
+    }
+
+    /// This process no longer collects.
+    pub(super) fn collects_no_more(&self) {
+        self.metrics.set_verdict(&Verdict::default());
     }
 
     /// The longest wait of this process. It is logged beyond a limit, even if nobody is named.
@@ -148,7 +185,7 @@ impl LongWait {
 }
 
 fn names(verdict: &Verdict) -> Vec<String> {
-    verdict.suspects.iter().map(evenkeel_diagnosis::Suspect::words).collect()
+    verdict.suspects.iter().map(Suspect::words).collect()
 }
 
 fn is_due(last: Option<Duration>, interval: Duration, now: Duration) -> bool {
@@ -157,7 +194,56 @@ fn is_due(last: Option<Duration>, interval: Duration, now: Duration) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use evenkeel_diagnosis::{Class, Place};
+
     use super::*;
+
+    #[test]
+    fn suspect_is_logged_once_a_minute_and_its_end_once() {
+        let suspect = |host: &str| {
+            vec![Suspect {
+                class: Class::Link,
+                place: Place { host: host.into(), device: "eth0".into(), ..Place::default() },
+                direction: None,
+                peer: None,
+                may_pass: false,
+                share: 0.5,
+                for_s: 0.0,
+                waiting: 7,
+                confidence: 0.9,
+                evidence: String::new(),
+            }]
+        };
+        let mut logged = LoggedSuspects::default();
+        let mut lines = Vec::new();
+        for second in 0..200_u64 {
+            // It comes and goes each second for a minute and a half, and another one comes later.
+            let suspects = match second {
+                0..90 if second % 2 == 0 => suspect("n1"),
+                100..110 => suspect("n2"),
+                _ => Vec::new(),
+            };
+            let (is_due, over) = logged.next(&suspects, Duration::from_secs(second));
+            if let Some(over) = over {
+                lines.push((second, over));
+            }
+            if is_due {
+                lines.push((second, suspects[0].place.host.clone()));
+            }
+        }
+        let over = |host: &str| {
+            format!("evenkeel: ranks no longer wait for card eth0 of {host}, both directions")
+        };
+        let expected = [
+            (0, "n1".to_owned()),
+            (1, over("n1")),
+            (60, "n1".to_owned()),
+            (61, over("n1")),
+            (100, "n2".to_owned()),
+            (110, over("n2")),
+        ];
+        assert_eq!(lines, expected);
+    }
 
     #[test]
     fn verdict_is_reported_while_it_stands_and_its_end_some_times() {
