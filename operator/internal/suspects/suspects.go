@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -62,9 +63,11 @@ type Suspect struct {
 
 // A Report is what the rank says that has collected the views of all.
 type Report struct {
-	Ranks    int64     `json:"ranks"`
-	Text     string    `json:"text"`
-	Suspects []Suspect `json:"suspects"`
+	// Collector names the process.
+	Collector string    `json:"collector,omitempty"`
+	Ranks     int64     `json:"ranks"`
+	Text      string    `json:"text"`
+	Suspects  []Suspect `json:"suspects"`
 }
 
 // Standing is the value of the annotation [evenkeel.SuspectsKey]: a report that has not been withdrawn.
@@ -130,6 +133,10 @@ func recorded(pod metav1.Object, now time.Time) (*Standing, bool) {
 // that reports which repeat themselves cost the API server little.
 func Next(pod metav1.Object, r Report, now time.Time) (value string, write bool) {
 	before, had := recorded(pod, now)
+	if had && before.Collector != r.Collector && now.Sub(before.At) < 2*refreshInterval && r.Ranks <= before.Ranks {
+		// The processes of a pod may be in jobs of their own, each of which has a collector. The one that sees most is heard.
+		return "", false
+	}
 	if len(r.Suspects) == 0 {
 		return "", pod.GetAnnotations()[evenkeel.SuspectsKey] != ""
 	}
@@ -152,12 +159,12 @@ func Next(pod metav1.Object, r Report, now time.Time) (value string, write bool)
 
 // Key is the same for reports about the same suspects, whatever the figures.
 func (r Report) Key() string {
-	var key strings.Builder
+	keys := make([]string, 0, len(r.Suspects))
 	for i := range r.Suspects {
-		key.WriteString(r.Suspects[i].Key())
-		key.WriteByte('\n')
+		keys = append(keys, r.Suspects[i].Key()+"\n")
 	}
-	return key.String()
+	slices.Sort(keys)
+	return strings.Join(keys, "")
 }
 
 // Key names the suspect. Of a late process that is its rank. Of a card, any rank of the host may be named, and the direction may change.
@@ -205,6 +212,8 @@ func (r *Report) validate() error {
 	switch {
 	case r.Ranks < 0 || r.Ranks > maxRanks:
 		return fmt.Errorf("%d ranks", r.Ranks)
+	case !isPrintable(r.Collector, maxName):
+		return errors.New("the collector's name is too long, or not printable")
 	case !isPrintable(r.Text, maxText):
 		return errors.New("the text is too long, or not printable")
 	case len(r.Suspects) > maxSuspects:

@@ -114,7 +114,19 @@ func TestSuspectsAnnotation(t *testing.T) {
 	louder := link
 	louder.Suspects = []Suspect{link.Suspects[0]}
 	louder.Suspects[0].Direction, louder.Suspects[0].Confidence, louder.Text = "both", 1, "8 of 8 ranks wait"
-	over := Report{Ranks: 8}
+	over := Report{Collector: link.Collector, Ranks: 8}
+	smaller, larger := other, other
+	smaller.Collector, smaller.Ranks = "another", 2
+	larger.Collector, larger.Ranks, larger.Text = "a third", 16, "15 of 16 ranks wait"
+	both := func(order ...int) Report {
+		r, two := larger, []Suspect{link.Suspects[0], other.Suspects[0]}
+		r.Suspects = nil
+		for _, at := range order {
+			two[at].ForSeconds = 41.5
+			r.Suspects = append(r.Suspects, two[at])
+		}
+		return r
+	}
 	for _, step := range []struct {
 		what  string
 		at    time.Duration
@@ -132,6 +144,11 @@ func TestSuspectsAnnotation(t *testing.T) {
 		{"it is over again", 81 * time.Second, over, false, 0, ""},
 		{"it comes again", 90 * time.Second, link, true, 48500 * time.Millisecond, link.Text},
 		{"after silence", 10 * time.Minute, link, true, 10*time.Minute - 41500*time.Millisecond, link.Text},
+		{"another job of the pod's processes", 10*time.Minute + 5*time.Second, smaller, false, 10*time.Minute - 41500*time.Millisecond, link.Text},
+		{"it is over for that one", 10*time.Minute + 6*time.Second, Report{Collector: smaller.Collector, Ranks: 2}, false, 10*time.Minute - 41500*time.Millisecond, link.Text},
+		{"a larger job", 10*time.Minute + 7*time.Second, larger, true, 10*time.Minute + 7*time.Second - 41500*time.Millisecond, larger.Text},
+		{"two of which the order changes", 10*time.Minute + 8*time.Second, both(0, 1), true, 10*time.Minute + 8*time.Second - 41500*time.Millisecond, larger.Text},
+		{"the other way round", 10*time.Minute + 9*time.Second, both(1, 0), false, 10*time.Minute + 8*time.Second - 41500*time.Millisecond, larger.Text},
 	} {
 		now := start.Add(step.at)
 		value, write := Next(pod, step.said, now)
@@ -148,7 +165,7 @@ func TestSuspectsAnnotation(t *testing.T) {
 			t.Errorf("%s: since %s, want %s: %s", step.what, s.Since, want, s.Text)
 		}
 	}
-	if _, ok := Of(pod, start.Add(10*time.Minute+Lifetime)); ok {
+	if _, ok := Of(pod, start.Add(10*time.Minute+8*time.Second+Lifetime)); ok {
 		t.Error("it stands although nobody repeats it")
 	}
 	young := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.NewTime(start)}}
