@@ -29,7 +29,7 @@ const (
 	// startTime is how long a job may take until a verdict knows all its ranks.
 	startTime = time.Minute
 	// calmTime is how long a job runs before its first fault, and calmAgain before others. Ranks learn how late each usually is.
-	calmTime, calmAgain = 20 * time.Second, 10 * time.Second
+	calmTime, calmAgain = 40 * time.Second, 10 * time.Second
 	// verdictTime is how long a verdict may take.
 	verdictTime = 45 * time.Second
 	// faultsOfAJob is how many a job gets, one after the other. Before the next one, nobody is named for restTime. A job in which

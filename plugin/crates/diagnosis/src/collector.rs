@@ -4,8 +4,8 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use crate::judge::{Job, Link, Member, judge, median, sentence};
-use crate::timeline::{Moment, State, Timeline};
-use crate::verdict::{Outcome, Suspect, Verdict};
+use crate::timeline::{MAX_ROWS, Moment, State, Timeline};
+use crate::verdict::{Class, Outcome, Suspect, Verdict};
 use crate::view::{ConnectionView, Process, View};
 
 /// The time that is judged.
@@ -17,12 +17,16 @@ const MIN_SILENCE: Duration = Duration::from_millis(3500);
 const FORGOTTEN: Duration = Duration::from_secs(300);
 /// Number of judgements in a row that must name somebody before the verdict does, and that must not before it ends.
 const STEADY: u32 = 4;
-/// The same for what may pass. Twice the window: so long, what collided by chance is forgotten.
+/// The same for what may pass. Twice the window: so long, what collided by chance is forgotten, and so is one pause.
 const STEADY_IF_IT_MAY_PASS: u32 = 16;
-/// How long a process is watched before it is known how late it usually is.
-const LEARNING: Duration = Duration::from_secs(15);
-/// The weight of a judgement in what is usual, once that is known: it follows within minutes.
-const FOLLOWING: f64 = 1.0 / 120.0;
+/// Number of judgements in a row that may name no late process between those that do: as long as the window. A step may be longer.
+const PAUSES: u32 = 8;
+/// Number of judgements of a process, while the job works, after which it is known how late it usually is.
+const LEARNING: u32 = 30;
+/// Number of judgements whose mean is usual. Older ones count less: what is usual follows within minutes.
+const USUAL: u32 = 120;
+/// A job works if the middle process has requests for more than the rest of this share. It does not while it starts.
+const IDLE: f64 = 0.95;
 /// Maximum number of processes and connections. More are not judged.
 const MAX_PROCESSES: usize = 20_000;
 const MAX_CONNECTIONS: usize = 400_000;
@@ -37,8 +41,7 @@ const MAX_INTERVAL: Duration = Duration::from_secs(10);
 pub struct Collector {
     id: u64,
     processes: HashMap<u64, Known>,
-    /// The processes at both ends of connections: the sender and the receiver.
-    ends: HashMap<u64, [Option<u64>; 2]>,
+    ends: HashMap<u64, Ends>,
     /// The process that has collected before, and has sent no view to this one.
     predecessor: Option<u64>,
     suspicions: Vec<Suspicion>,
@@ -46,22 +49,48 @@ pub struct Collector {
     timeline: Timeline,
 }
 
+/// The processes at both ends of a connection: the sender and the receiver, and when one has told of it last.
+#[derive(Debug, Default)]
+struct Ends {
+    processes: [Option<u64>; 2],
+    told: Duration,
+}
+
+/// How much later than the middle a process usually is: the mean of some judgements.
+#[derive(Clone, Copy, Debug, Default)]
+struct Usual {
+    excess: f64,
+    judgements: u32,
+}
+
+impl Usual {
+    fn add(&mut self, excess: f64) {
+        self.judgements = (self.judgements + 1).min(USUAL);
+        self.excess += (excess - self.excess) / f64::from(self.judgements);
+    }
+
+    fn known(self) -> Option<f64> {
+        (self.judgements >= LEARNING).then_some(self.excess)
+    }
+}
+
 #[derive(Debug)]
 struct Known {
     process: Process,
-    /// When it was first heard of, and last.
-    first: Duration,
+    /// When it was heard of last.
     last: Duration,
     sequence: u32,
     /// The views of the window, with the time when they came.
     views: VecDeque<(Duration, View)>,
-    /// How much later than the middle it usually is.
-    excess: Option<f64>,
+    usual: Usual,
+    /// It has moved bytes since it was heard of last: only what it says gets lost.
+    is_unheard: bool,
 }
 
 impl Known {
     fn new(process: Process, now: Duration) -> Self {
-        Self { process, first: now, last: now, sequence: 0, views: VecDeque::new(), excess: None }
+        let (views, usual) = (VecDeque::new(), Usual::default());
+        Self { process, last: now, sequence: 0, views, usual, is_unheard: false }
     }
 }
 
@@ -126,17 +155,38 @@ impl Collector {
             return;
         }
         (known.sequence, known.last) = (view.sequence, now);
-        for connection in &view.connections {
-            let end = usize::from(!connection.is_sender);
-            if self.ends.len() < MAX_CONNECTIONS || self.ends.contains_key(&connection.id) {
-                self.ends.entry(connection.id).or_default()[end] = Some(id);
-            }
-        }
+        known.is_unheard = false;
         known.views.push_back((now, view));
         while known.views.len() > MAX_VIEWS
             || known.views.front().is_some_and(|(at, _)| *at + window < now)
         {
             known.views.pop_front();
+        }
+        self.note_ends(id, now);
+    }
+
+    /// Notes at which connections the last view of a process shows it, and life at their other ends.
+    fn note_ends(&mut self, id: u64, now: Duration) {
+        let unheard_since = now.saturating_sub(2 * self.interval());
+        let last = self.processes.get(&id).and_then(|known| known.views.back());
+        let mut lives = Vec::new();
+        for connection in last.iter().flat_map(|(_, view)| &view.connections) {
+            let end = usize::from(!connection.is_sender);
+            if self.ends.len() >= MAX_CONNECTIONS && !self.ends.contains_key(&connection.id) {
+                continue;
+            }
+            let ends = self.ends.entry(connection.id).or_default();
+            (ends.processes[end], ends.told) = (Some(id), now);
+            if connection.kibibytes > 0 {
+                lives.extend(ends.processes[1 - end]);
+            }
+        }
+        for other in lives {
+            // A view covers the time before it came.
+            if let Some(other) = self.processes.get_mut(&other).filter(|it| it.last < unheard_since)
+            {
+                other.is_unheard = true;
+            }
         }
     }
 
@@ -146,7 +196,7 @@ impl Collector {
         let (job, ids) = self.job(now);
         let mut found = judge(&job);
         self.timeline.add(moment(&job, now));
-        self.learn(&job, &ids, now);
+        self.learn(&job, &ids);
         self.weigh(&found.suspects, now);
         self.confirm(&mut found);
         found.collector.clone_from(&self.verdict.collector);
@@ -194,11 +244,7 @@ impl Collector {
 
     fn forget(&mut self, now: Duration) {
         self.processes.retain(|_, known| now < known.last + FORGOTTEN);
-        if self.ends.len() >= MAX_CONNECTIONS {
-            let processes = &self.processes;
-            let lives = |id: &Option<u64>| id.is_some_and(|id| processes.contains_key(&id));
-            self.ends.retain(|_, ends| ends.iter().any(lives));
-        }
+        self.ends.retain(|_, ends| now < ends.told + FORGOTTEN);
     }
 
     /// What is known of the last seconds, and the identifiers of its members.
@@ -226,13 +272,14 @@ impl Collector {
             members.push(Member {
                 process: known.process.clone(),
                 uncalled: share(sum(&|view| view.uncalled)),
-                usual_excess: known.excess,
+                usual_excess: known.usual.known(),
                 uncalled_for: last.map_or(0.0, |view| f64::from(view.uncalled_for) / 1e3),
                 // A pause, as by a checkpoint, is in one view or two. Whoever lacks a processor is late in most of them.
                 starved: median(recent().map(|view| {
                     (f64::from(view.starved) / f64::from(view.window.max(1))).min(1.0)
                 })),
                 silent_for: (silent >= silence).then_some(silent.as_secs_f64()),
+                is_unheard: known.is_unheard,
             });
             if silent >= silence {
                 continue; // what it saw before is over
@@ -261,6 +308,12 @@ impl Collector {
             }
         }
         let window = self.window().as_secs_f64();
+        for link in
+            links.values_mut().filter(|link| link.to.is_none() || link.unacknowledged <= 0.0)
+        {
+            // The receiver says nothing, or has a card that tells of whole messages only: the sender knows for what it has no buffer.
+            link.unposted = link.unposted.max(link.refused);
+        }
         let mut links: Vec<(u64, Link)> = links.into_iter().collect();
         links.sort_by_key(|(id, _)| *id);
         (Job { window, members, links: links.into_iter().map(|(_, link)| link).collect() }, ids)
@@ -278,7 +331,8 @@ impl Collector {
     ) {
         let share = |time: u32| share(time.into());
         let link = links.entry(connection.id).or_insert_with(|| {
-            let [from, to] = self.ends.get(&connection.id).copied().unwrap_or_default();
+            let ends = self.ends.get(&connection.id);
+            let [from, to] = ends.map(|ends| ends.processes).unwrap_or_default();
             let member = |id: Option<u64>| id.and_then(|id| at.get(&id).copied());
             Link { from: member(from), to: member(to), ..Link::default() }
         });
@@ -288,7 +342,7 @@ impl Collector {
             link.from_device = device;
             link.pending += share(connection.outstanding);
             link.unacknowledged += share(connection.unacknowledged);
-            link.unposted += if link.to.is_none() { share(connection.peer) } else { 0.0 };
+            link.refused += share(connection.peer);
             link.rate += rate;
         } else {
             link.to_device = device;
@@ -307,24 +361,23 @@ impl Collector {
         link.is_unanswered |= connection.is_unanswered;
     }
 
-    /// Follows how late each process usually is, while it is not suspected.
-    fn learn(&mut self, job: &Job, ids: &[u64], now: Duration) {
-        let mut uncalled: Vec<f64> = job.members.iter().map(|member| member.uncalled).collect();
-        uncalled.sort_by(f64::total_cmp);
-        let Some(middle) = uncalled.get(uncalled.len() / 2).copied() else { return };
+    /// Follows how late each process usually is, while the job works and the process is not suspected.
+    fn learn(&mut self, job: &Job, ids: &[u64]) {
+        let ranks = job.members.iter().zip(job.ranks()).filter(|(_, is_rank)| *is_rank);
+        let middle = median(ranks.map(|(member, _)| member.uncalled));
+        if middle > IDLE || job.links.iter().all(|link| link.rate <= 0.0) {
+            return;
+        }
         for (id, member) in ids.iter().zip(&job.members) {
             let is_suspected = self.suspicions.iter().any(|suspicion| {
                 let place = &suspicion.suspect.place;
                 (place.rank, &place.host) == (member.process.rank, &member.process.host)
             });
-            let Some(known) = self.processes.get_mut(id) else { continue };
-            let excess = member.uncalled - middle;
-            match known.excess {
-                _ if member.silent_for.is_some() => {}
-                None if now < known.first + LEARNING => {}
-                None => known.excess = Some(excess),
-                Some(_) if is_suspected => {}
-                Some(usual) => known.excess = Some(usual + FOLLOWING * (excess - usual)),
+            if member.silent_for.is_some() || is_suspected {
+                continue;
+            }
+            if let Some(known) = self.processes.get_mut(id) {
+                known.usual.add(member.uncalled - middle);
             }
         }
     }
@@ -337,14 +390,14 @@ impl Collector {
                     suspicion.suspect = suspect.clone();
                     (suspicion.seen, suspicion.missed) = (suspicion.seen + 1, 0);
                 }
-                None => (suspicion.seen, suspicion.missed) = (0, suspicion.missed + 1),
+                None => suspicion.missed += 1,
             }
             let steady = if suspicion.suspect.may_pass { STEADY_IF_IT_MAY_PASS } else { STEADY };
             suspicion.is_told |= suspicion.seen >= steady;
             let held = now.saturating_sub(suspicion.since).as_secs_f64();
             suspicion.suspect.for_s = suspicion.suspect.for_s.max(held);
         }
-        self.suspicions.retain(|s| s.missed == 0 || s.is_told && s.missed < STEADY);
+        self.suspicions.retain(|suspicion| suspicion.missed <= suspicion.may_miss());
         for suspect in named {
             if !self.suspicions.iter().any(|known| known.suspect.is_same(suspect)) {
                 self.suspicions.push(Suspicion {
@@ -356,21 +409,38 @@ impl Collector {
                 });
             }
         }
-        self.suspicions.sort_by(|a, b| b.suspect.share.total_cmp(&a.suspect.share));
+        // In the order in which they came: shares that change places would look like news.
+        self.suspicions.sort_by_key(|suspicion| suspicion.since);
     }
 }
 
-/// What each member did most, for the timeline.
+impl Suspicion {
+    /// Number of judgements in a row after which it is over.
+    fn may_miss(&self) -> u32 {
+        match (self.suspect.class, self.is_told) {
+            (Class::Late, _) if self.suspect.may_pass => PAUSES,
+            (_, true) => STEADY - 1,
+            (_, false) => 0,
+        }
+    }
+}
+
+/// What the first members did most, for the timeline.
 fn moment(job: &Job, now: Duration) -> Moment {
-    let states = job.members.iter().enumerate().map(|(at, member)| {
-        let of = |select: &dyn Fn(&Link) -> f64, mine: &dyn Fn(&Link) -> bool| {
-            job.links.iter().filter(|link| mine(link)).map(select).fold(0.0, f64::max)
+    let count = job.members.len().min(MAX_ROWS);
+    let (mut wire, mut peer) = (vec![0.0_f64; count], vec![0.0_f64; count]);
+    for link in &job.links {
+        let mut add = |at: Option<usize>, waits: f64| {
+            if let Some(at) = at.filter(|at| *at < count) {
+                wire[at] = wire[at].max(link.wire());
+                peer[at] = peer[at].max(waits);
+            }
         };
-        let receives = |link: &Link| link.to == Some(at);
-        let sends = |link: &Link| link.from == Some(at);
-        let wire = of(&Link::wire, &sends).max(of(&Link::wire, &receives));
-        let peer =
-            of(&Link::waits_for_sender, &receives).max(of(&Link::waits_for_receiver, &sends));
+        add(link.from, link.waits_for_receiver());
+        add(link.to, link.waits_for_sender());
+    }
+    let states = job.members[..count].iter().zip(wire.into_iter().zip(peer));
+    let states = states.map(|(member, (wire, peer))| {
         let state = if member.silent_for.is_some() {
             State::Silent
         } else if member.uncalled >= wire.max(peer) {
@@ -388,7 +458,7 @@ fn moment(job: &Job, now: Duration) -> Moment {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verdict::{Class, Place};
+    use crate::verdict::Place;
 
     /// The share in which a process gets no processor, of which that much is said by its views of a second each.
     fn starved(milliseconds: [u32; 8]) -> f64 {
@@ -408,8 +478,8 @@ mod tests {
         job.members[0].starved
     }
 
-    /// A verdict on a process that has sent one view and no other, while its peer waits for it and moves bytes, or none.
-    fn verdict_on_silent(kibibytes: u32) -> Verdict {
+    /// A verdict on a process that has sent one view and no other, while its peer waits for it and moves bytes for some seconds.
+    fn verdict_on_silent(moves_for: u32) -> Verdict {
         let mut collector = Collector::new(1);
         let view = |id: u64, sequence: u32, kibibytes: u32| View {
             process: Process { id, rank: Some(id as u32), ..Process::default() },
@@ -429,7 +499,7 @@ mod tests {
         collector.add(view(0, 1, 5000), Duration::from_secs(1));
         for sequence in 1..30 {
             let now = Duration::from_secs(sequence.into());
-            collector.add(view(1, sequence, kibibytes), now);
+            collector.add(view(1, sequence, if sequence <= moves_for { 5000 } else { 0 }), now);
             collector.judge(now);
         }
         collector.verdict().clone()
@@ -439,8 +509,50 @@ mod tests {
     fn who_moves_bytes_and_is_not_heard_is_not_stopped() {
         let stopped = verdict_on_silent(0);
         assert_eq!(stopped.suspects[0].place.rank, Some(0), "{}", stopped.text);
-        let unheard = verdict_on_silent(5000);
-        assert!(unheard.suspects.is_empty(), "{}", unheard.text);
+        let stopped = verdict_on_silent(2);
+        assert_eq!(stopped.suspects[0].place.rank, Some(0), "{}", stopped.text);
+        // The job may stand still afterwards, for another reason.
+        for moves_for in [30, 6] {
+            let unheard = verdict_on_silent(moves_for);
+            assert!(unheard.suspects.is_empty(), "{}", unheard.text);
+        }
+    }
+
+    #[test]
+    fn suspects_stay_in_the_order_in_which_they_came() {
+        let mut collector = Collector::new(1);
+        let suspect = |host: &str, share| Suspect {
+            class: Class::Link,
+            place: Place { host: host.to_owned(), ..Place::default() },
+            direction: None,
+            peer: None,
+            may_pass: false,
+            share,
+            for_s: 0.0,
+            waiting: 1,
+            confidence: 0.9,
+            evidence: String::new(),
+        };
+        for second in 1..20_u64 {
+            let now = Duration::from_secs(second);
+            let more = if second % 2 == 0 { 0.1 } else { -0.1 };
+            let mut named = vec![suspect("n1", 0.5)];
+            if second > 5 {
+                named.push(suspect("n2", 0.5 + more));
+                named.sort_by(|a, b| b.share.total_cmp(&a.share));
+            }
+            collector.weigh(&named, now);
+            let mut found = Verdict { outcome: Outcome::Suspect, ..Verdict::default() };
+            collector.confirm(&mut found);
+            let hosts: Vec<&str> =
+                found.suspects.iter().map(|suspect| suspect.place.host.as_str()).collect();
+            let expected: &[&str] = match second {
+                0..4 => &[],
+                4..9 => &["n1"],
+                _ => &["n1", "n2"],
+            };
+            assert_eq!(hosts, expected, "second {second}");
+        }
     }
 
     /// A verdict of rank 1, which has succeeded rank 0. It exchanges with rank 0 and rank 2.

@@ -9,8 +9,8 @@ use crate::view::Process;
 
 /// Judgements that are kept: ten minutes.
 const MAX_MOMENTS: usize = 600;
-/// Rows of a picture.
-const MAX_ROWS: usize = 64;
+/// Maximum number of processes that are kept, the rows of a picture.
+pub(crate) const MAX_ROWS: usize = 64;
 
 const CELL: usize = 2;
 const ROW: usize = 14;
@@ -76,8 +76,7 @@ impl Timeline {
     /// As an SVG picture: a row for each process, a column for each judgement, and above them who was suspected.
     pub fn svg(&self) -> String {
         let Some((last, _)) = self.moments.back() else { return String::new() };
-        let rows: Vec<&Process> =
-            last.states.iter().map(|(process, _)| process).take(MAX_ROWS).collect();
+        let rows: Vec<&Process> = last.states.iter().map(|(process, _)| process).collect();
         let width = LEFT + CELL * self.moments.len().max(220) + 20;
         let height = TOP + ROW * rows.len() + 46;
         let mut out = format!(

@@ -140,11 +140,13 @@ pub struct Suspect {
 }
 
 impl Suspect {
-    /// Whether both are about the same thing. How far it goes may change: one direction of a card becomes both.
+    /// Whether both are about the same thing. How far it goes may change: one direction of a card becomes both. So may the rank
+    /// that is named with a card that several use.
     pub fn is_same(&self, other: &Self) -> bool {
         let place = |suspect: &Self| {
-            let peer = suspect.peer.as_ref().map(|peer| (peer.host.clone(), peer.rank));
-            (suspect.class, suspect.place.host.clone(), suspect.place.rank, peer)
+            let end = |place: &Place| (place.host.clone(), place.device.clone());
+            let rank = suspect.place.rank.filter(|_| suspect.class == Class::Late);
+            (suspect.class, rank, end(&suspect.place), suspect.peer.as_ref().map(end))
         };
         place(self) == place(other)
     }

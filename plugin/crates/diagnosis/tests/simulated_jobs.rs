@@ -14,9 +14,9 @@ use evenkeel_testkit::TestRng;
 type Time = f64;
 
 /// When faults begin.
-const FAULT: Time = 26_000.0;
+const FAULT: Time = 42_000.0;
 /// When a run ends.
-const END: Time = 58_000.0;
+const END: Time = 84_000.0;
 /// Bytes a millisecond of an undisturbed card: 1 Gbit/s.
 const CARD: f64 = 125_000.0;
 
@@ -37,6 +37,8 @@ enum Fault {
     Path(usize, usize, f64),
     /// A rank computes longer in each step, in milliseconds.
     Late(usize, Time),
+    /// A rank pauses for a second, again and again after this time, or once.
+    Pauses(usize, Time),
     /// A rank never calls again.
     Stuck(usize),
     /// A process is stopped: nothing comes from it either.
@@ -55,6 +57,8 @@ enum Compute {
     Stragglers,
     /// Later ranks always compute longer.
     Stages,
+    /// The same, after half a minute in which all load and compile.
+    StagesThatStartSlowly,
 }
 
 /// Sums of intervals by second.
@@ -101,6 +105,7 @@ struct Simulation {
     uncalled: Vec<Sums>,
     uncalled_since: Vec<Option<Time>>,
     ended: Vec<Time>,
+    next_pause: Time,
 }
 
 impl Simulation {
@@ -124,6 +129,7 @@ impl Simulation {
             uncalled: (0..ranks).map(|_| Sums::default()).collect(),
             uncalled_since: vec![None; ranks],
             ended: vec![0.0; ranks],
+            next_pause: FAULT,
         }
     }
 
@@ -152,11 +158,16 @@ impl Simulation {
                 60.0
             }
             Compute::Stragglers => 0.0,
-            Compute::Stages => 8.0 * rank as f64,
+            Compute::StagesThatStartSlowly if step == 0 => 35_000.0,
+            Compute::Stages | Compute::StagesThatStartSlowly => 8.0 * rank as f64,
         };
         let late = match self.fault {
             Fault::Late(at, more) if at == rank && self.is_on(now) => more,
             Fault::Starved(at) if at == rank && self.is_on(now) => 120.0,
+            Fault::Pauses(at, every) if at == rank && now >= self.next_pause => {
+                self.next_pause = now + every;
+                1000.0
+            }
             _ => 0.0,
         };
         40.0 + jitter + straggler + late
@@ -410,9 +421,11 @@ fn is_right(verdict: &Verdict, fault: Fault, pattern: Pattern, ranks: usize) -> 
         Fault::Egress(rank, _) => is_card(rank, Direction::Send),
         Fault::Ingress(rank, _) => is_card(rank, Direction::Receive),
         Fault::Path(from, to, _) => is_path(from, to),
-        Fault::Late(rank, _) | Fault::Stuck(rank) | Fault::Stopped(rank) | Fault::Starved(rank) => {
-            suspect.class == Class::Late && at(&suspect.place.host, rank)
-        }
+        Fault::Late(rank, _)
+        | Fault::Pauses(rank, _)
+        | Fault::Stuck(rank)
+        | Fault::Stopped(rank)
+        | Fault::Starved(rank) => suspect.class == Class::Late && at(&suspect.place.host, rank),
         Fault::Unplugged(rank) => match pattern {
             Pattern::Ring => {
                 suspect.class != Class::Late
@@ -489,7 +502,8 @@ fn simulated_faults_are_named_with_their_place_and_class() {
 #[test]
 fn simulated_jobs_without_faults_have_no_suspects() {
     for pattern in [Pattern::Ring, Pattern::AllToAll] {
-        for compute in [Compute::Even, Compute::Stragglers, Compute::Stages] {
+        let stages = [Compute::Stages, Compute::StagesThatStartSlowly];
+        for compute in [Compute::Even, Compute::Stragglers].into_iter().chain(stages) {
             for seed in 0..2 {
                 let mut simulation = Simulation::new(8, pattern, compute, Fault::None, seed);
                 for verdict in verdicts(&mut simulation) {
@@ -505,6 +519,24 @@ fn simulated_jobs_without_faults_have_no_suspects() {
     }
 }
 
+/// As for a checkpoint, or garbage. If it comes again and again, the job loses to it all the time.
+#[test]
+fn simulated_pause_is_named_only_if_it_comes_again_and_again() {
+    for pattern in [Pattern::Ring, Pattern::AllToAll] {
+        for (every, is_named) in [(END, false), (30_000.0, false), (9_000.0, true), (4_000.0, true)]
+        {
+            let fault = Fault::Pauses(3, every);
+            let all = verdicts(&mut Simulation::new(8, pattern, Compute::Even, fault, 1));
+            let named: Vec<&Verdict> =
+                all.iter().filter(|verdict| !verdict.suspects.is_empty()).collect();
+            assert_eq!(!named.is_empty(), is_named, "{pattern:?}, every {every} ms");
+            for verdict in named {
+                assert!(is_right(verdict, fault, pattern, 8), "{}", verdict.text);
+            }
+        }
+    }
+}
+
 #[test]
 fn simulated_fault_that_ends_is_named_no_more() {
     // The card recovers when the views of an undisturbed run follow.
@@ -514,8 +546,8 @@ fn simulated_fault_that_ends_is_named_no_more() {
     well.run();
     let mut collector = Collector::new(1);
     let mut named = Vec::new();
-    for second in 0..100 {
-        let (from, at) = if second < 50 { (&slow, second) } else { (&well, second - 45) };
+    for second in 0..116 {
+        let (from, at) = if second < 66 { (&slow, second) } else { (&well, second - 61) };
         for rank in 0..8 {
             let mut view = from.view(rank, at).unwrap();
             view.sequence = second as u32 + 1;
@@ -523,8 +555,8 @@ fn simulated_fault_that_ends_is_named_no_more() {
         }
         named.push(!collector.judge(Duration::from_secs(second + 1)).suspects.is_empty());
     }
-    assert!(named[42..50].iter().all(|named| *named), "{named:?}");
-    assert!(named[70..].iter().all(|named| !*named), "{named:?}");
+    assert!(named[58..66].iter().all(|named| *named), "{named:?}");
+    assert!(named[86..].iter().all(|named| !*named), "{named:?}");
 }
 
 #[test]
@@ -532,7 +564,7 @@ fn simulated_job_of_which_few_views_come_is_not_judged() {
     let mut simulation = Simulation::new(8, Pattern::Ring, Compute::Even, Fault::Late(3, 300.0), 1);
     simulation.run();
     let mut collector = Collector::new(1);
-    for second in 0..58 {
+    for second in 0..(END / 1000.0) as u64 {
         for rank in 0..8 {
             // Most have never got through after the first seconds.
             if rank < 3 || second < 20 {
