@@ -15,6 +15,8 @@ const STUCK: f64 = 5.0;
 const MIN_STARVED: f64 = 0.20;
 /// A connection is slow if its bytes are under way so many times longer than the others'.
 const SLOW: f64 = 1.6;
+/// The others of a card with slow connections count as slow from so many times on: a delay is less to those that carry more at a time.
+const SLOWER: f64 = 1.25;
 /// A round trip is long if it is so many times the others', and this much longer, in seconds.
 const LONG_TRIP: (f64, f64) = (3.0, 0.001);
 /// A long round trip is nobody's fault if its bytes are not under way so many times longer: a queue of one's own does that.
@@ -29,6 +31,8 @@ const MIN_RETRANSMITS: f64 = 8.0;
 const SEGMENT: f64 = 1448.0;
 /// The share of a card's connections that must be slow for the card to be.
 const MOST: f64 = 0.7;
+/// Number of slow connections of a card with which the others count that are only slower.
+const MIN_SLOW: usize = 2;
 /// Maximum number of suspects that are named.
 const MAX_SUSPECTS: usize = 2;
 /// The share of processes that must be known to name anybody.
@@ -422,6 +426,8 @@ type Between = (usize, usize, usize);
 struct Group {
     links: Vec<usize>,
     slow: Vec<usize>,
+    /// Those, and others that are slower than usual.
+    slower: Vec<usize>,
 }
 
 /// Of each connection, how long a byte is under way, were it alone on its cards; `None`: it carries nothing. A card that many send
@@ -511,9 +517,17 @@ fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
             if slow {
                 group.slow.push(*number);
             }
+            let is_late = is_late[*from] || is_late[*to];
+            if slow || !is_late && link.wire() >= MIN_SHARE && is_slower(*number, SLOWER) {
+                group.slower.push(*number);
+            }
         }
     }
-    let is_card = |group: &Group| group.slow.len() as f64 >= MOST * group.links.len() as f64;
+    let is_card = |group: &Group| {
+        let most = MOST * group.links.len() as f64;
+        group.slow.len() as f64 >= most
+            || group.slow.len() >= MIN_SLOW && group.slower.len() as f64 >= most
+    };
     // Peers: with only one, its card could as well be the slow one.
     let peers = |end: &End<'_>| {
         let other = |number: &usize| {
@@ -579,8 +593,8 @@ fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
     };
     for (end, peers) in &cards {
         let slow: Vec<usize> =
-            ends[end].slow.iter().copied().filter(|number| !explained[*number]).collect();
-        if slow.is_empty() || slow.len() * 2 < ends[end].slow.len() || *peers < 2 {
+            ends[end].slower.iter().copied().filter(|number| !explained[*number]).collect();
+        if slow.is_empty() || slow.len() * 2 < ends[end].slower.len() || *peers < 2 {
             continue;
         }
         slow.iter().for_each(|number| explained[*number] = true);
@@ -936,6 +950,23 @@ mod tests {
         let ratio = time(8000) / time(1000);
         println!("8 times the ranks take {ratio:.1} times as long");
         assert!(ratio < 24.0, "{ratio:.1}");
+    }
+
+    #[test]
+    fn card_whose_connections_are_slow_to_different_degrees_is_named() {
+        let slower = |times: [f64; 3]| {
+            let mut job = job(|_, _| 0.1);
+            let links = job.links.iter_mut().filter(|link| link.from == Some(2));
+            links.zip(times).for_each(|(link, times)| link.rate /= times);
+            judge(&job)
+        };
+        let card = slower([1.3, 2.1, 1.7]);
+        assert_eq!(card.suspects[0].class, Class::Link, "{}", card.text);
+        assert_eq!(card.suspects[0].place.host, "n2", "{}", card.text);
+        let path = slower([1.0, 2.1, 1.0]);
+        assert_eq!(path.suspects[0].class, Class::Path, "{}", path.text);
+        let nobody = slower([1.3, 1.4, 1.3]);
+        assert!(nobody.suspects.is_empty(), "{}", nobody.text);
     }
 
     /// A ring of eight, beside which seven send to one for a second, as for a checkpoint: they share its card.
