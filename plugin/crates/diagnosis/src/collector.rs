@@ -3,7 +3,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use crate::judge::{Job, Link, Member, judge, median, sentence};
+use crate::job::{Job, Link, Member};
+use crate::judge::{judge, sentence};
+use crate::median::median;
 use crate::timeline::{MAX_ROWS, Moment, State, Timeline};
 use crate::verdict::{Class, Outcome, Suspect, Verdict};
 use crate::view::{ConnectionView, Process, View};
@@ -13,6 +15,8 @@ const WINDOW: Duration = Duration::from_secs(8);
 /// A process is silent that has missed this many views, at least for this time.
 const MISSED: u32 = 3;
 const MIN_SILENCE: Duration = Duration::from_millis(3500);
+/// For so long the kernel may send what a process has written that is stopped.
+const BUFFERED: Duration = Duration::from_secs(10);
 /// A silent process is forgotten after this time.
 const FORGOTTEN: Duration = Duration::from_secs(300);
 /// Number of judgements in a row that must name somebody before the verdict does, and that must not before it ends.
@@ -83,7 +87,7 @@ struct Known {
     /// The views of the window, with the time when they came.
     views: VecDeque<(Duration, View)>,
     usual: Usual,
-    /// It has moved bytes since it was heard of last: only what it says gets lost.
+    /// Bytes have come from it long after it was heard of last: only what it says gets lost.
     is_unheard: bool,
 }
 
@@ -167,7 +171,7 @@ impl Collector {
 
     /// Notes at which connections the last view of a process shows it, and life at their other ends.
     fn note_ends(&mut self, id: u64, now: Duration) {
-        let unheard_since = now.saturating_sub(2 * self.interval());
+        let unheard_since = now.saturating_sub(BUFFERED + self.interval());
         let last = self.processes.get(&id).and_then(|known| known.views.back());
         let mut lives = Vec::new();
         for connection in last.iter().flat_map(|(_, view)| &view.connections) {
@@ -177,12 +181,11 @@ impl Collector {
             }
             let ends = self.ends.entry(connection.id).or_default();
             (ends.processes[end], ends.told) = (Some(id), now);
-            if connection.kibibytes > 0 {
+            if connection.kibibytes > 0 && !connection.is_sender {
                 lives.extend(ends.processes[1 - end]);
             }
         }
         for other in lives {
-            // A view covers the time before it came.
             if let Some(other) = self.processes.get_mut(&other).filter(|it| it.last < unheard_since)
             {
                 other.is_unheard = true;
@@ -509,10 +512,11 @@ mod tests {
     fn who_moves_bytes_and_is_not_heard_is_not_stopped() {
         let stopped = verdict_on_silent(0);
         assert_eq!(stopped.suspects[0].place.rank, Some(0), "{}", stopped.text);
-        let stopped = verdict_on_silent(2);
+        // The kernel sends what it had written.
+        let stopped = verdict_on_silent(8);
         assert_eq!(stopped.suspects[0].place.rank, Some(0), "{}", stopped.text);
         // The job may stand still afterwards, for another reason.
-        for moves_for in [30, 6] {
+        for moves_for in [30, 15] {
             let unheard = verdict_on_silent(moves_for);
             assert!(unheard.suspects.is_empty(), "{}", unheard.text);
         }

@@ -9,13 +9,19 @@
 
 mod collector;
 pub mod election;
+mod job;
 mod judge;
+mod late;
+mod median;
+mod slow;
 mod timeline;
 mod verdict;
 mod view;
+mod waits;
 
 pub use collector::Collector;
-pub use judge::{Job, Link, Member, judge};
+pub use job::{Job, Link, Member};
+pub use judge::judge;
 pub use timeline::Timeline;
 pub use verdict::{Class, Direction, MAX_JSON, Outcome, Place, Suspect, Verdict};
 pub use view::{ConnectionView, MAX_CONNECTIONS, MAX_VIEW_BYTES, Process, View, ViewError};

@@ -1,0 +1,315 @@
+//! Cards and paths that are slow: bytes are under way longer there than on others.
+
+use std::collections::BTreeMap;
+
+use crate::job::{Job, Link};
+use crate::judge::{Found, MIN_SHARE, place};
+use crate::median::median;
+use crate::verdict::{Class, Direction, Suspect};
+
+/// A connection is slow if its bytes are under way so many times longer than the others'.
+const SLOW: f64 = 1.6;
+/// A card is slow too if the middle one of its connections is so many times slower, most of them are at least a little, and there
+/// are some. A delay is less to connections that carry more at a time, so few may be slow by themselves.
+const DELAYED: f64 = 1.3;
+const LITTLE: f64 = 1.15;
+const SOME: usize = 3;
+/// They are slower alike: the slowest one is no more than so many times slower than the middle one.
+const ALIKE: f64 = 1.8;
+/// A round trip is long if it is so many times the others', and this much longer, in seconds.
+const LONG_TRIP: (f64, f64) = (3.0, 0.001);
+/// A long round trip is nobody's fault if its bytes are not under way so many times longer: a queue of one's own does that.
+const LONG_TRIP_PACE: f64 = 1.2;
+/// A connection loses packets if it is this share of them, and so many times what is usual in the job.
+const LOSSY: (f64, f64) = (0.003, 4.0);
+/// Losses are nobody's fault if bytes are not under way so many times longer: a full queue drops some, and TCP fills it.
+const LOSSY_PACE: f64 = 1.05;
+/// Fewer retransmitted segments than that in the window are chance.
+const MIN_RETRANSMITS: f64 = 8.0;
+/// The share of a card's connections that must be slow for the card to be.
+const MOST: f64 = 0.7;
+
+/// The end of a connection: a card of a host, in one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct End<'a> {
+    host: &'a str,
+    device: &'a str,
+    sends: bool,
+}
+
+/// The index of a connection, and those of the members at its ends.
+type Between = (usize, usize, usize);
+
+/// The connections of one end.
+#[derive(Default)]
+struct Group {
+    links: Vec<usize>,
+    slow: Vec<usize>,
+    /// Those, and others that are a little slower.
+    slower: Vec<usize>,
+}
+
+/// Of each connection, how long a byte is under way, were it alone on its cards; `None`: it carries nothing. A card that many send
+/// to at once is not slow because of that.
+fn paces(job: &Job) -> Vec<Option<f64>> {
+    let mut cards: BTreeMap<End<'_>, Vec<usize>> = BTreeMap::new();
+    for (number, link) in job.links.iter().enumerate() {
+        if let (Some(from), Some(to)) = (link.from, link.to) {
+            let ends = ends_of(job, link, from, to);
+            ends.into_iter().for_each(|end| cards.entry(end).or_default().push(number));
+        }
+    }
+    // The number of connections that share the busier one of its cards with it, as far as they are busy for half as long.
+    let mut sharing = vec![1.0_f64; job.links.len()];
+    for mut numbers in cards.into_values() {
+        let under_way = |number: usize| job.links[number].under_way();
+        numbers.sort_by(|a, b| under_way(*a).total_cmp(&under_way(*b)));
+        let (mut less, mut sum_of_less) = (0, 0.0);
+        for number in &numbers {
+            let half = under_way(*number) / 2.0;
+            while under_way(numbers[less]) < half {
+                sum_of_less += under_way(numbers[less]);
+                less += 1;
+            }
+            if half > 0.0 {
+                let busy = (numbers.len() - less) as f64 + sum_of_less / half;
+                sharing[*number] = sharing[*number].max(busy);
+            }
+        }
+    }
+    let pace = |(link, sharing): (&Link, f64)| {
+        (link.rate > 0.0).then(|| link.under_way() / (link.rate * sharing))
+    };
+    job.links.iter().zip(sharing).map(pace).collect()
+}
+
+/// Cards and paths on which bytes are under way longer than on others. Processes that are late explain the waits for them.
+pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
+    let links: Vec<(usize, &Link, usize, usize)> = job
+        .links
+        .iter()
+        .enumerate()
+        .filter_map(|(number, link)| Some((number, link, link.from?, link.to?)))
+        .collect();
+    let paces = paces(job);
+    let pace = median(links.iter().filter_map(|(number, ..)| paces[*number]));
+    let trip = median(links.iter().map(|(_, link, ..)| link.round_trip).filter(|trip| *trip > 0.0));
+    let carrying = links.iter().filter(|(_, link, ..)| link.rate > 0.0);
+    let loss = median(carrying.map(|(_, link, ..)| link.loss()));
+    let is_slower = |number: usize, times: f64| paces[number].is_none_or(|its| its > times * pace);
+    let is_lossy = |number: usize| {
+        let link = &job.links[number];
+        link.retransmits * job.window >= MIN_RETRANSMITS
+            && link.loss() >= LOSSY.0.max(LOSSY.1 * loss)
+            && is_slower(number, LOSSY_PACE)
+    };
+    let is_long = |number: usize| {
+        let link = &job.links[number];
+        let long_trip =
+            link.round_trip > LONG_TRIP.0 * trip && link.round_trip > trip + LONG_TRIP.1;
+        is_slower(number, SLOW)
+            || long_trip && is_slower(number, LONG_TRIP_PACE)
+            || link.is_unanswered
+    };
+    let is_slow = |number: usize, from: usize, to: usize| {
+        let link = &job.links[number];
+        // A process that gets no CPU does not read either.
+        if is_late[from] || is_late[to] {
+            return false;
+        }
+        link.wire() >= MIN_SHARE && (is_long(number) || is_lossy(number)) || link.is_unanswered
+    };
+    let mut ends: BTreeMap<End<'_>, Group> = BTreeMap::new();
+    let mut all_slow = Vec::new();
+    for (number, link, from, to) in &links {
+        let slow = is_slow(*number, *from, *to);
+        if slow {
+            all_slow.push((*number, *link, *from, *to));
+        }
+        // One that carries nothing says nothing about its card.
+        if !slow && link.rate <= 0.0 && link.pending <= 0.0 {
+            continue;
+        }
+        for end in ends_of(job, link, *from, *to) {
+            let group = ends.entry(end).or_default();
+            group.links.push(*number);
+            if slow {
+                group.slow.push(*number);
+            }
+            let is_late = is_late[*from] || is_late[*to];
+            if slow || !is_late && link.under_way() >= MIN_SHARE && is_slower(*number, LITTLE) {
+                group.slower.push(*number);
+            }
+        }
+    }
+    let are_most =
+        |part: &[usize], group: &Group| part.len() as f64 >= MOST * group.links.len() as f64;
+    // Peers: with only one, its card could as well be the slow one.
+    let peers = |end: &End<'_>| {
+        let other = |number: &usize| {
+            let link = &job.links[*number];
+            let other = if end.sends { link.to } else { link.from };
+            other.map(|other| job.members[other].process.host.as_str())
+        };
+        let mut hosts: Vec<&str> = ends[end].links.iter().filter_map(other).collect();
+        hosts.sort_unstable();
+        hosts.dedup();
+        hosts.len()
+    };
+    let mut cards: Vec<(End<'_>, usize)> = ends
+        .iter()
+        .filter(|(_, group)| !group.slow.is_empty() && are_most(&group.slow, group))
+        .map(|(end, _)| (*end, peers(end)))
+        .collect();
+    // Only the worst one, as what it delays makes others look slow.
+    let delayed = ends
+        .iter()
+        .filter(|(_, group)| cards.is_empty() && are_most(&group.slower, group))
+        .filter_map(|(end, group)| {
+            let back = ends.get(&End { sends: !end.sends, ..*end });
+            let both = group.links.iter().chain(back.iter().flat_map(|back| &back.links));
+            let its = median(group.links.iter().filter_map(|number| paces[*number]));
+            let longest = both.filter_map(|number| paces[*number]).fold(0.0, f64::max);
+            // One path may be much slower than the rest, which it holds up a little.
+            (its >= DELAYED * pace && longest <= ALIKE * its).then_some((its, end))
+        })
+        .filter(|(_, end)| peers(end) >= SOME)
+        .max_by(|(one, _), (other, _)| one.total_cmp(other));
+    let delayed = delayed.map(|(_, end)| *end);
+    cards.extend(delayed.map(|end| (end, peers(&end))));
+    // The card that explains most comes first.
+    cards.sort_by_key(|(end, peers)| std::cmp::Reverse((ends[end].slow.len(), *peers)));
+    let mut explained = vec![false; job.links.len()];
+    let mut found: Vec<Found> = Vec::new();
+    let ends_held = |numbers: &[usize]| {
+        let links = numbers.iter().map(|number| &job.links[*number]);
+        links.flat_map(|link| link.from.into_iter().chain(link.to)).collect::<Vec<usize>>()
+    };
+    let describe = |numbers: &[usize]| {
+        let chosen: Vec<&Link> = numbers.iter().map(|number| &job.links[*number]).collect();
+        let worst = chosen.iter().map(|link| link.wire()).fold(0.0, f64::max);
+        let its = median(numbers.iter().filter_map(|number| paces[*number]));
+        let ratio = if pace > 0.0 { its / pace } else { 0.0 };
+        let lossy = numbers.iter().filter(|number| is_lossy(**number)).count() * 2 > numbers.len();
+        let retransmits: f64 = chosen.iter().map(|link| link.retransmits).sum();
+        let longest = chosen.iter().map(|link| link.round_trip).fold(0.0, f64::max);
+        let unanswered = chosen.iter().filter(|link| link.is_unanswered).count();
+        let mut evidence = match ratio {
+            ratio if ratio > 1.0 => format!("a byte takes {ratio:.1} times as long as elsewhere"),
+            _ => format!("bytes are under way {:.0} % of the time", 100.0 * worst),
+        };
+        if unanswered > 0 {
+            evidence =
+                format!("nothing is answered on {unanswered} of {} connections", chosen.len());
+        }
+        if lossy {
+            let lost = median(chosen.iter().map(|link| link.loss()));
+            evidence += &format!(
+                ", {:.1} % of the packets are lost, elsewhere {:.1} %",
+                100.0 * lost,
+                100.0 * loss
+            );
+        } else if retransmits >= 1.0 {
+            evidence += &format!(", {retransmits:.0} retransmits/s");
+        }
+        if longest > 0.0 {
+            evidence += &format!(", round trip {:.1} ms ({:.1} ms)", longest * 1e3, trip * 1e3);
+        }
+        let share = if unanswered > 0 { worst.max(0.5) } else { worst };
+        let margin = match () {
+            () if unanswered > 0 => 1.0,
+            () if lossy => (1.0 - 1.0 / ratio.max(1.2)).max(0.5),
+            () => 1.0 - 1.0 / ratio.max(1.2),
+        };
+        (share, margin, evidence)
+    };
+    for (end, peers) in &cards {
+        let its = if delayed == Some(*end) { &ends[end].slower } else { &ends[end].slow };
+        let slow: Vec<usize> = its.iter().copied().filter(|number| !explained[*number]).collect();
+        if slow.is_empty() || slow.len() * 2 < its.len() || *peers < 2 {
+            continue;
+        }
+        slow.iter().for_each(|number| explained[*number] = true);
+        if delayed == Some(*end) {
+            // Both directions have the delay.
+            let back = End { sends: !end.sends, ..*end };
+            let back = ends.get(&back).map(|group| group.slow.as_slice()).unwrap_or_default();
+            back.iter().for_each(|number| explained[*number] = true);
+        }
+        let (share, margin, evidence) = describe(&slow);
+        let Some(member) = member_at(job, &slow, end) else { continue };
+        let suspect = Suspect {
+            class: Class::Link,
+            place: place(&job.members[member].process, end.device),
+            direction: Some(if end.sends { Direction::Send } else { Direction::Receive }),
+            peer: None,
+            may_pass: slow.iter().all(|number| !is_long(*number)),
+            share,
+            for_s: 0.0,
+            waiting: 0,
+            confidence: 0.5 + 0.5 * margin,
+            evidence,
+        };
+        // That a host waits for its own card, the place says.
+        let mut holds = vec![member];
+        holds.extend(ends_held(&slow).into_iter().filter(|at| *at != member));
+        // Both directions of one card are one fault.
+        let place = (&suspect.place.host, &suspect.place.device);
+        let other = found
+            .iter_mut()
+            .find(|other| (&other.suspect.place.host, &other.suspect.place.device) == place);
+        match other {
+            Some(other) => {
+                other.suspect.direction = Some(Direction::Both);
+                other.suspect.share = other.suspect.share.max(suspect.share);
+                other.holds.extend(holds);
+            }
+            None => found.push(Found { suspect, holds, is_member: true }),
+        }
+    }
+    // What no card explains is between two hosts.
+    let mut paths: BTreeMap<(&str, &str), Vec<Between>> = BTreeMap::new();
+    for (number, _, from, to) in &all_slow {
+        if !explained[*number] {
+            let host = |at: usize| job.members[at].process.host.as_str();
+            paths.entry((host(*from), host(*to))).or_default().push((*number, *from, *to));
+        }
+    }
+    for slow in paths.values() {
+        let numbers: Vec<usize> = slow.iter().map(|(number, ..)| *number).collect();
+        let (share, margin, evidence) = describe(&numbers);
+        let Some((number, from, to)) = slow.first().copied() else { continue };
+        let link = &job.links[number];
+        let is_among = |end: &End<'_>| ends[end].links.len() > ends[end].slow.len();
+        let is_among_others = ends_of(job, link, from, to).iter().all(is_among);
+        let may_pass = is_among_others || numbers.iter().all(|number| !is_long(*number));
+        let suspect = Suspect {
+            class: Class::Path,
+            place: place(&job.members[from].process, &link.from_device),
+            direction: None,
+            peer: Some(place(&job.members[to].process, &link.to_device)),
+            may_pass,
+            share,
+            for_s: 0.0,
+            waiting: 0,
+            confidence: 0.5 + 0.5 * margin,
+            evidence,
+        };
+        found.push(Found { suspect, holds: ends_held(&numbers), is_member: false });
+    }
+    found
+}
+
+fn ends_of<'a>(job: &'a Job, link: &'a Link, from: usize, to: usize) -> [End<'a>; 2] {
+    let host = |at: usize| job.members[at].process.host.as_str();
+    [
+        End { host: host(from), device: &link.from_device, sends: true },
+        End { host: host(to), device: &link.to_device, sends: false },
+    ]
+}
+
+/// The process at this end of the first of these connections.
+fn member_at(job: &Job, links: &[usize], end: &End<'_>) -> Option<usize> {
+    let link = &job.links[*links.first()?];
+    if end.sends { link.from } else { link.to }
+}
