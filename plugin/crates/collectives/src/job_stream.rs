@@ -85,6 +85,11 @@ impl JobStream {
         Ok(Self { socket, session: session.map(|session| Box::new(session.into())), is_new: true })
     }
 
+    /// Whether the peer has still to prove that it is one of the job's.
+    pub(crate) fn is_handshaking(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.is_handshaking())
+    }
+
     pub(crate) fn socket(&self) -> &TcpStream {
         &self.socket
     }

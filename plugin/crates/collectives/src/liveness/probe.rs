@@ -103,8 +103,7 @@ impl ProbeAddress {
             Err(IoErrorKind::WouldBlock | IoErrorKind::TimedOut) => {
                 return Some(PeerStatus::Lost(UNRESPONSIVE));
             }
-            // A process of another job has the port now.
-            Err(IoErrorKind::InvalidInput) => return Some(PeerStatus::Lost(EXITED)),
+            // Nor are bytes before the handshake is complete: anybody on the way can write them.
             Err(_) => return None,
         };
         let mut received = vec![];

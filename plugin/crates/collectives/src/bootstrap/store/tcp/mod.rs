@@ -88,6 +88,22 @@ mod tests {
         }
     }
 
+    /// Those that never prove that they are the job's would keep its own out.
+    #[test]
+    fn encrypted_tcp_store_disconnects_who_says_nothing() {
+        let server = serve(identity("5"));
+        let address = server.address().to_string();
+        let store = TcpStore::connect_as(identity("5"), &address, TIME).unwrap();
+        store.set("name", b"value").unwrap();
+        for said in [&b""[..], &[22, 3, 1]] {
+            let mut stranger = TcpStream::connect(server.address()).unwrap();
+            stranger.write_all(said).unwrap();
+            stranger.set_read_timeout(Some(TIME)).unwrap();
+            assert!(matches!(stranger.read(&mut [0; 1]), Ok(0)), "{said:?}");
+        }
+        assert_eq!(store.get("name").unwrap().as_deref(), Some(&b"value"[..]));
+    }
+
     #[test]
     fn encrypted_tcp_store_refuses_others_by_name() {
         let brief = Duration::from_millis(300);

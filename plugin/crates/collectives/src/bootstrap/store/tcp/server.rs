@@ -24,6 +24,9 @@ use crate::job_stream::{self, JobStream, MISMATCH};
 
 /// Maximum number of ranks that are served at a time.
 const MAX_CLIENTS: usize = 16_384;
+/// How long a client may take to prove that it is one of the job's.
+const HANDSHAKE_TIME: Duration =
+    if cfg!(test) { Duration::from_millis(500) } else { Duration::from_secs(10) };
 /// How often the server checks whether to stop, and which waits are over.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The longest time that a request may wait.
@@ -104,6 +107,7 @@ struct Server {
 
 struct Client {
     stream: JobStream,
+    since: Instant,
     received: Vec<u8>,
     to_send: Option<Response>,
     /// The change that its request waits for.
@@ -167,6 +171,7 @@ impl Server {
             }
             if check_at <= now {
                 self.end_waits(now);
+                self.forget_strangers(HANDSHAKE_TIME);
                 check_at = now + POLL_INTERVAL;
             }
         }
@@ -185,13 +190,18 @@ impl Server {
                 && epoll::add(&*events, &stream, token, all | epoll::EventFlags::ET).is_ok()
                 && let Ok(stream) = JobStream::accept(stream, identity.as_ref())
             {
-                let client = Client { stream, received: vec![], to_send: None, awaited: None };
+                let since = Instant::now();
+                let client =
+                    Client { stream, since, received: vec![], to_send: None, awaited: None };
                 clients.insert(*next_client, client);
                 accepted.push(*next_client);
                 *next_client += 1;
             }
         });
         accepted.into_iter().for_each(|client| self.serve(client));
+        if self.clients.len() >= MAX_CLIENTS {
+            self.forget_strangers(HANDSHAKE_TIME / 10);
+        }
         out_of_sockets
     }
 
@@ -246,6 +256,12 @@ impl Server {
         }
         client.to_send = Some(Response::of(value));
         self.forget_wait(token, Some(awaited));
+    }
+
+    /// Disconnects those that have been connected for so long and have not proved that they are the job's.
+    fn forget_strangers(&mut self, time: Duration) {
+        let is_in_time = |client: &Client| client.since.elapsed() < time;
+        self.clients.retain(|_, client| !client.stream.is_handshaking() || is_in_time(client));
     }
 
     /// Answers the requests that have waited for their time.
