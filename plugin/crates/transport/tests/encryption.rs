@@ -440,8 +440,13 @@ fn encryption_cannot_be_downgraded() {
     let dialer = transport(&[required(), key("5"), ("EVENKEEL_CONNECT_TIMEOUT", "2".to_owned())]);
     // A welcome in clear: magic, protocol version, accepted, zeros.
     const WELCOME: &[u8] = b"EVKL-WEL\x08\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    // The same with a refusal that ends a connection, or the use of RDMA: within a session it is believed.
+    const GONE: &[u8] = b"EVKL-WEL\x08\0\x05\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    const NO_RDMA: &[u8] = b"EVKL-WEL\x08\0\x07\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
     for (attack, says) in [
         (Attack::Answer(WELCOME), "accepted in clear"),
+        (Attack::Answer(GONE), "an answer in clear"),
+        (Attack::Answer(NO_RDMA), "an answer in clear"),
         (Attack::Answer(b"SSH-2.0-OpenSSH_9.6\r\n"), "TLS"),
         (Attack::Older, "version"),
     ] {

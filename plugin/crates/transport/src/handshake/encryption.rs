@@ -2,7 +2,7 @@
 
 use std::io;
 
-use evenkeel_protocol::{Encrypted, WELCOME_BYTES, Welcome};
+use evenkeel_protocol::{Encrypted, HandshakeError, Refusal, WELCOME_BYTES, Welcome};
 use evenkeel_tls::{Handshake, JobIdentity, MAX_RECORD};
 use socket2::Socket;
 
@@ -28,7 +28,7 @@ pub(super) enum TlsFailure {
     /// The peer has another job key, or none.
     Key(String),
     /// The listener has refused in clear.
-    Refused(evenkeel_protocol::HandshakeError),
+    Refused(HandshakeError),
     /// The bytes are no handshake, or were changed on their way.
     Invalid(String),
 }
@@ -129,8 +129,17 @@ fn refusal(socket: &Socket, answer: &mut Vec<u8>) -> Result<TlsFailure, TlsFailu
         }
     }
     welcome.copy_from_slice(answer);
+    // Anybody on the way can write in clear. What would end a connection, or the use of RDMA, counts within a session only.
+    let is_said_in_clear = |refused: &HandshakeError| {
+        matches!(
+            refused,
+            HandshakeError::Refused(Refusal::Encryption | Refusal::Version | Refusal::Busy)
+                | HandshakeError::Version(_)
+        )
+    };
     Ok(match Welcome::refusal(&welcome) {
-        Some(refused) => TlsFailure::Refused(refused),
+        Some(refused) if is_said_in_clear(&refused) => TlsFailure::Refused(refused),
+        Some(refused) => TlsFailure::Invalid(format!("an answer in clear: {refused}")),
         None => TlsFailure::Invalid("the listener has accepted in clear".to_owned()),
     })
 }

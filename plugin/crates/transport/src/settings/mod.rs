@@ -884,6 +884,13 @@ mod tests {
     }
 
     #[test]
+    fn job_key_that_is_given_as_its_file_is_not_shown() {
+        let key = "5a".repeat(32);
+        let error = with("EVENKEEL_JOB_KEY_FILE", &key).unwrap_err().to_string();
+        assert!(error.contains("EVENKEEL_JOB_KEY_FILE") && !error.contains(&key), "{error}");
+    }
+
+    #[test]
     fn bad_setting_is_reported_with_accepted_values() {
         for (name, value) in [
             ("EVENKEEL_FLOWS", "0"),

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use evenkeel_protocol::JobKey;
+
 /// One environment variable, which sets a value of `T`.
 pub struct Setting<T> {
     /// The variable and its documentation.
@@ -82,7 +84,9 @@ pub fn read<T>(
             "" => default,
             given => given,
         };
-        let shown = if variable.is_secret() { "(not shown)" } else { value };
+        // The secret may have been given to a variable that is to have the name of its file.
+        let is_secret = variable.is_secret() || JobKey::parse(value).is_some();
+        let shown = if is_secret { "(not shown)" } else { value };
         let error = || SettingsError { name, value: shown.to_owned(), accepts, default };
         apply(settings, value).ok_or_else(error)?;
     }

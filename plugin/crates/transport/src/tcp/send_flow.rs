@@ -1,6 +1,7 @@
 //! One TCP connection (flow) of a sending connection: writes chunks, reads acknowledgements.
 
 use std::collections::VecDeque;
+use std::io;
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -551,7 +552,10 @@ impl<O: SendFlowOwner> SendFlow<O> {
                     let full = received == room || half.has_failed();
                     match self.handle_frames(&mut frame_reader) {
                         Ok(()) => {}
-                        Err(FrameFailure::Corrupt(what)) => break what,
+                        Err(FrameFailure::Corrupt(what)) => {
+                            sender.base().counters.corrupt.add(1);
+                            break what;
+                        }
                         Err(FrameFailure::Fatal(what)) => {
                             drop(frame_reader);
                             sender.fail(ErrorKind::Remote, &what);
@@ -563,7 +567,11 @@ impl<O: SendFlowOwner> SendFlow<O> {
                     }
                 }
                 Err(error) if would_block(&error) => return,
-                Err(error) => break error.to_string(),
+                Err(error) => {
+                    let is_forged = error.kind() == io::ErrorKind::InvalidData;
+                    sender.base().counters.corrupt.add(is_forged.into());
+                    break error.to_string();
+                }
             }
         };
         drop(frame_reader);
