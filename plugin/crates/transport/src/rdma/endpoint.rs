@@ -299,12 +299,13 @@ impl<S: EndpointState> Endpoint<S> {
         stream: Stream,
         why: &str,
     ) -> Result<bool, ConnectionError> {
-        // Without a completion queue a port is useless.
+        // Without a completion queue a port is useless. One that is down keeps its place: it may come back, and each port has its
+        // peer by its place.
         let count = state.core().queue_pairs.count();
-        let adapters = device.ports().iter().filter(|adapter| !adapter.is_down());
-        let ports = adapters.filter_map(|adapter| OwnPort::open(adapter, count).ok());
+        let adapters = device.ports();
+        let ports = adapters.iter().filter_map(|adapter| OwnPort::open(adapter, count).ok());
         let ports: Vec<OwnPort> = ports.take(this.cq_registrations.len()).collect();
-        if ports.is_empty() {
+        if ports.iter().all(|port| port.adapter.is_down()) {
             // The peer sees that the new control connection is closed.
             return Ok(false);
         }

@@ -66,9 +66,18 @@ impl PendingFlush {
 }
 
 impl Flushes {
+    /// One of several ports that cannot read now, as it is down, is one whose reads have failed.
     pub(super) fn new(ports: &[OwnPort]) -> Result<Self, Error> {
-        let ports = ports.iter().map(|port| PortFlush::new(&port.adapter));
-        Ok(Self { ports: ports.collect::<Result<_, _>>()?, waiting: Vec::new() })
+        let flush = |port: &OwnPort| {
+            let mut flush = PortFlush::unconnected(&port.adapter)?;
+            match flush.connect() {
+                Err(error) if ports.len() > 1 => flush.fail(error.to_string()),
+                connected => connected?,
+            }
+            Ok(flush)
+        };
+        let ports = ports.iter().map(flush).collect::<Result<_, Error>>()?;
+        Ok(Self { ports, waiting: Vec::new() })
     }
 
     /// Begins to read the last byte of this memory, which is in these regions. The operation completes with the last read.
@@ -204,16 +213,18 @@ struct PendingRead {
 
 impl PortFlush {
     fn new(adapter: &Arc<Adapter>) -> Result<Self, Error> {
+        let flush = Self::unconnected(adapter)?;
+        flush.connect()?;
+        Ok(flush)
+    }
+
+    /// With a queue pair that cannot read yet.
+    fn unconnected(adapter: &Arc<Adapter>) -> Result<Self, Error> {
         let completions = Arc::new(CompletionQueue::new(&adapter.context, DEPTH).map_err(system)?);
         let pair =
             QueuePair::new(&completions, (DEPTH, 1), 0, adapter.number(), adapter.pkey_index())
                 .map_err(system)?;
         let sink = StagingBuffer::new([&adapter.context], 1).map_err(system)?;
-        let itself = QueuePairInfo { number: pair.number(), sequence: 0 };
-        let marking = adapter.marking(None);
-        let port = adapter.port_info(sink.region(&adapter.context), false, marking);
-        let attributes = adapter.connect_attributes(&port, itself, 0, marking);
-        pair.connect(&attributes).map_err(system)?;
         Ok(Self {
             pair,
             completions,
@@ -224,6 +235,16 @@ impl PortFlush {
             is_reported: false,
             polled: Vec::new(),
         })
+    }
+
+    /// Connects the queue pair to itself. Fails where the port has no route to its own address.
+    fn connect(&self) -> Result<(), Error> {
+        let Self { adapter, sink, pair, .. } = self;
+        let itself = QueuePairInfo { number: pair.number(), sequence: 0 };
+        let marking = adapter.marking(None);
+        let port = adapter.port_info(sink.region(&adapter.context), false, marking);
+        let attributes = adapter.connect_attributes(&port, itself, 0, marking);
+        pair.connect(&attributes).map_err(system)
     }
 
     fn begin(&mut self, region: Arc<MemoryRegion>, flush: &Arc<PendingFlush>) -> Result<(), Error> {

@@ -11,6 +11,7 @@ use evenkeel_verbs::{
 };
 
 use super::adapter::Adapter;
+use super::eager::RING_BYTES;
 use super::error::{gids, system};
 use super::regions::Regions;
 use crate::error::Error;
@@ -30,6 +31,9 @@ const MAX_WRITES: usize = 32;
 const _: () = assert!(MAX_WRITES <= MAX_PARTS_IN_FLIGHT);
 /// Maximum number of bytes of an inline write, if the device supports that: mlx5's entries have room for so many anyway.
 const MAX_INLINE: u32 = 60;
+/// Bytes that a probe reads: a packet of the largest MTU. The peer's memory begins with at least so many.
+pub(super) const PROBE_BYTES: u32 = 4096;
+const _: () = assert!(PROBE_BYTES as usize <= RING_BYTES);
 /// How long a failed queue pair may take to complete all its work.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -505,7 +509,8 @@ impl<W> QueuePairs<W> {
         Ok(())
     }
 
-    /// Probes a connected queue pair: a read of one byte of the peer's memory shows whether packets get through.
+    /// Probes a connected queue pair: a read of [`PROBE_BYTES`] of the peer's memory shows whether packets of full length get
+    /// through.
     pub(super) fn probe(
         &mut self,
         index: usize,
@@ -517,7 +522,8 @@ impl<W> QueuePairs<W> {
         let address = staging.address(offset);
         let slot = &mut self.slots[index];
         let Some(pair) = &slot.pair else { return Ok(()) };
-        pair.post_read(id, (into, address, 1), remote_address, remote_key).map_err(system)?;
+        pair.post_read(id, (into, address, PROBE_BYTES), remote_address, remote_key)
+            .map_err(system)?;
         slot.probing = true;
         Ok(())
     }

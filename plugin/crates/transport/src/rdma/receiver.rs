@@ -498,7 +498,7 @@ impl RecvState {
     }
 
     fn post(&mut self, posted: PostedBuffer, base: &Base) -> Result<(), ConnectionError> {
-        let needs_credit = !posted.regions.is_empty() || self.tags.advertises();
+        let needs_credit = self.needs_credit(&posted);
         let capacity = (posted.buffer.length() as u64).min(MAX_MESSAGE_BYTES);
         match self.arrivals.post(capacity, posted)? {
             (_, Some(received)) => self.complete(received, base)?,
@@ -542,8 +542,10 @@ impl RecvState {
         base: &Base,
     ) -> Result<(), ConnectionError> {
         let next = self.arrivals.next();
+        let is_message = |length: &u32| u64::from(*length) <= MAX_MESSAGE_BYTES;
         let is_valid =
-            below.checked_sub(next).is_some_and(|more| more <= self.arrivals.room() as u64);
+            below.checked_sub(next).is_some_and(|more| more <= self.arrivals.room() as u64)
+                && lengths.iter().all(is_message);
         if !is_valid || !self.core.is_eager() || !self.tags.set_same_tag_below(below) {
             let what = "protocol error: the sender sent too many messages, or was not asked";
             return Err(ConnectionError::remote(what));
@@ -657,9 +659,14 @@ impl RecvState {
     fn check_credit_request(&mut self) -> Result<(), ConnectionError> {
         let Some((message, length)) = self.credit_request else { return Ok(()) };
         let posted = self.arrivals.posted().find(|(number, ..)| *number == message);
-        let Some((_, capacity, _)) = posted else { return Ok(()) };
+        let Some((_, capacity, posted)) = posted else { return Ok(()) };
+        let needs_credit = self.needs_credit(posted);
         self.credit_request = None;
         if length <= capacity {
+            // It may have been overwritten by an older one that came late.
+            if needs_credit && !self.pending_credits.contains(&message) {
+                self.pending_credits.push_back(message);
+            }
             return Ok(());
         }
         Err(ArrivalError::TooLong { length, capacity }.into())
@@ -727,11 +734,14 @@ impl RecvState {
 
     /// Writes all credits again, and the progress of the ring: some may have been lost with a queue pair.
     fn repeat_credits(&mut self) {
-        let advertises = self.tags.advertises();
-        let needs_credit = |posted: &PostedBuffer| !posted.regions.is_empty() || advertises;
-        let all = self.arrivals.posted().filter(|(.., posted)| needs_credit(posted));
+        let all = self.arrivals.posted().filter(|(.., posted)| self.needs_credit(posted));
         self.pending_credits = all.map(|(number, ..)| number).collect();
         self.ring_progress.repeat();
+    }
+
+    /// Whether the sender learns of this buffer.
+    fn needs_credit(&self, posted: &PostedBuffer) -> bool {
+        !posted.regions.is_empty() || self.tags.advertises()
     }
 
     /// How long the sender may take to fail over, or to use the path again, if it has not closed the connection.

@@ -18,7 +18,7 @@ use super::error::{ConnectionError, system};
 use super::failover::PathSearch;
 use super::failure_streak::FailureStreak;
 use super::mr_cache::MrHandle;
-use super::queue_pairs::{QueuePairEvent, QueuePairState, QueuePairs};
+use super::queue_pairs::{PROBE_BYTES, QueuePairEvent, QueuePairState, QueuePairs};
 use super::regions::Regions;
 use crate::connection::base::{Base, Direction, InFlight};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request};
@@ -42,7 +42,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The same after a failover: the peer may have to register much memory first.
 const FAILOVER_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The sender's staging buffer: credits, from its first byte on, a byte that probes overwrite, and copies of eager messages.
+/// The sender's staging buffer: credits, from its first byte on, bytes that probes overwrite, and copies of eager messages.
 #[derive(Clone, Copy)]
 pub(super) struct StagingLayout {
     /// Number of keys that a credit has room for.
@@ -55,14 +55,14 @@ impl StagingLayout {
         Self { keys: keys.clamp(1, MAX_PORTS) }
     }
 
-    /// Offset of the byte that probes overwrite.
+    /// Offset of the bytes that probes overwrite.
     fn probed(self) -> usize {
         CREDITS * credit_bytes(self.keys)
     }
 
     /// Offset of the copies of eager messages.
     fn copies(self) -> usize {
-        (self.probed() + 1).next_multiple_of(64)
+        (self.probed() + PROBE_BYTES as usize).next_multiple_of(64)
     }
 
     /// Bytes of the buffer.
@@ -322,8 +322,14 @@ impl EndpointState for SendState {
             }
             QueuePairEvent::Received(_, _, immediate) => match CreditImmediate::decode(immediate) {
                 CreditImmediate::Credit(number) => {
+                    let place = &mut self.received_credits[number as usize % CREDITS];
                     let credit = Credit::read(&self.staging, number, self.layout.keys);
-                    self.received_credits[number as usize % CREDITS] = credit;
+                    // One that was repeated over another queue pair may come after that of a later message, in the same place.
+                    let message =
+                        |credit: &Option<(u64, Credit)>| credit.map(|(message, _)| message);
+                    if message(&credit) > message(place) {
+                        *place = credit;
+                    }
                 }
                 CreditImmediate::RingProgress(low_bits) => {
                     let known = self.ring.left();
@@ -997,7 +1003,8 @@ mod tests {
             let layout = StagingLayout::new(keys);
             let last = Credit::offset(CREDITS as u64 - 1, keys) + credit_bytes(keys);
             assert_eq!(layout.probed(), last);
-            assert!(layout.copies() > last && layout.copies().is_multiple_of(64));
+            assert!(layout.copies() >= last + PROBE_BYTES as usize);
+            assert!(layout.copies().is_multiple_of(64));
             assert_eq!(layout.bytes(), layout.copies() + RING_BYTES);
         }
     }

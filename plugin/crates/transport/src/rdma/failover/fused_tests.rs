@@ -178,6 +178,34 @@ fn fused_ports_outlive_the_port_of_their_control_connection() {
     assert_eq!(connection.failovers(), [1, 1], "{}", logged(&connection.from_log));
 }
 
+/// A port that is down when the connection fails over keeps its place, and its peer.
+#[test]
+#[ignore = "runs in the RDMA lab"]
+fn fused_ports_use_a_port_again_that_was_down_in_a_failover() {
+    for memory_types in [MemoryTypes::HOST, PEER_MEMORY] {
+        let connection = between((FROM, TO), memory_types, &TIMEOUTS);
+        let pass = |lengths: &[usize]| match memory_types.is_host_only() {
+            true => connection.exchange(lengths, |_| {}),
+            false => lengths.iter().for_each(|length| {
+                let pair = (&connection.send, &connection.recv);
+                send_and_check::<ProtectedMemory, ProtectedMemory>(pair, *length);
+            }),
+        };
+        pass(&few());
+        run("ip link set eth1 down");
+        until(|| {
+            pass(&[100_000]);
+            (connection.failovers() == [1, 1]).then_some(())
+        });
+        run("ip link set eth1 up && ip route replace 10.77.0.1/32 dev eth1 src 10.77.0.2 table 77");
+        until(|| {
+            let carried = sent_during(|| pass(&few()));
+            carried.iter().all(|bytes| *bytes > 2 << 20).then_some(())
+        });
+        assert_eq!(connection.failovers(), [1, 1], "{}", logged(&connection.from_log));
+    }
+}
+
 #[test]
 #[ignore = "runs in the RDMA lab"]
 fn fused_ports_connect_over_the_port_that_works() {
