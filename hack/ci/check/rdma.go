@@ -31,7 +31,7 @@ var rdmaTests = []struct {
 	// Its kernel has TLS, which most machines' lacks.
 	{
 		build: []string{"-p", "evenkeel-transport", "--lib", "--test", "encryption"}, topology: vm.Pair,
-		run:         []string{"kernel_tls", "encryption_hides", "encryption_with_checksums", "--include-ignored"},
+		run:         []string{"kernel_tls", "encryption_hides", "encryption_with_checksums", "encryption_on_one_side", "encryption_needs", "encryption_cannot", "--include-ignored"},
 		environment: []string{"EVENKEEL_TEST_KTLS=on"},
 	},
 	{build: []string{"-p", "evenkeel-bench", "--test", "commands"}, topology: vm.Pair, run: []string{"rdma::", "--include-ignored"}},
