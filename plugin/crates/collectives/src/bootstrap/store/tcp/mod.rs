@@ -96,10 +96,10 @@ mod tests {
         let store = TcpStore::connect_as(identity("5"), &address, TIME).unwrap();
         store.set("name", b"value").unwrap();
         for said in [&b""[..], &[22, 3, 1]] {
-            let mut stranger = TcpStream::connect(server.address()).unwrap();
-            stranger.write_all(said).unwrap();
-            stranger.set_read_timeout(Some(TIME)).unwrap();
-            assert!(matches!(stranger.read(&mut [0; 1]), Ok(0)), "{said:?}");
+            let mut client = TcpStream::connect(server.address()).unwrap();
+            client.write_all(said).unwrap();
+            client.set_read_timeout(Some(TIME)).unwrap();
+            assert!(matches!(client.read(&mut [0; 1]), Ok(0)), "{said:?}");
         }
         assert_eq!(store.get("name").unwrap().as_deref(), Some(&b"value"[..]));
     }

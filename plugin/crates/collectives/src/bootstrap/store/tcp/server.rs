@@ -171,7 +171,7 @@ impl Server {
             }
             if check_at <= now {
                 self.end_waits(now);
-                self.forget_strangers(HANDSHAKE_TIME);
+                self.drop_unauthenticated(HANDSHAKE_TIME);
                 check_at = now + POLL_INTERVAL;
             }
         }
@@ -200,7 +200,7 @@ impl Server {
         });
         accepted.into_iter().for_each(|client| self.serve(client));
         if self.clients.len() >= MAX_CLIENTS {
-            self.forget_strangers(HANDSHAKE_TIME / 10);
+            self.drop_unauthenticated(HANDSHAKE_TIME / 10);
         }
         out_of_sockets
     }
@@ -259,7 +259,7 @@ impl Server {
     }
 
     /// Disconnects those that have been connected for so long and have not proved that they are the job's.
-    fn forget_strangers(&mut self, time: Duration) {
+    fn drop_unauthenticated(&mut self, time: Duration) {
         let is_in_time = |client: &Client| client.since.elapsed() < time;
         self.clients.retain(|_, client| !client.stream.is_handshaking() || is_in_time(client));
     }
