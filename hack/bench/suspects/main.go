@@ -180,7 +180,11 @@ func run(ctx context.Context, out io.Writer, o options) error {
 		return r.stopped
 	}
 	// What took an hour to measure is not thrown away for what failed afterwards.
-	return errors.Join(r.stopped, page.Write(o.output, map[string][]byte{"suspects.md": markdown(r, o, source, host), "suspects.svg": matrix(r.results)}))
+	files := map[string][]byte{"suspects.md": markdown(r, o, source, host)}
+	if len(r.results) > 0 {
+		files["suspects.svg"] = matrix(r.results)
+	}
+	return errors.Join(r.stopped, page.Write(o.output, files))
 }
 
 func measure(ctx context.Context, out io.Writer, o options, only *regexp.Regexp, chosen []load) (r report) {

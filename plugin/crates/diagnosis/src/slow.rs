@@ -12,10 +12,10 @@ const SLOW: f64 = 1.6;
 /// A card is slow too if the middle one of its connections is so many times slower, most of them are at least a little, and there
 /// are some. A delay is less to connections that carry more at a time, so few may be slow by themselves.
 const DELAYED: f64 = 1.3;
-const LITTLE: f64 = 1.15;
-const SOME: usize = 3;
+const SLIGHTLY_SLOW: f64 = 1.15;
+const MIN_PEERS: usize = 3;
 /// They are slower alike: the slowest one is no more than so many times slower than the middle one.
-const ALIKE: f64 = 1.8;
+const MAX_SPREAD: f64 = 1.8;
 /// A round trip is long if it is so many times the others', and this much longer, in seconds.
 const LONG_TRIP: (f64, f64) = (3.0, 0.001);
 /// A long round trip is nobody's fault if its bytes are not under way so many times longer: a queue of one's own does that.
@@ -137,7 +137,9 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
                 group.slow.push(*number);
             }
             let is_late = is_late[*from] || is_late[*to];
-            if slow || !is_late && link.under_way() >= MIN_SHARE && is_slower(*number, LITTLE) {
+            if slow
+                || !is_late && link.under_way() >= MIN_SHARE && is_slower(*number, SLIGHTLY_SLOW)
+            {
                 group.slower.push(*number);
             }
         }
@@ -171,9 +173,9 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
             let its = median(group.links.iter().filter_map(|number| paces[*number]));
             let longest = both.filter_map(|number| paces[*number]).fold(0.0, f64::max);
             // One path may be much slower than the rest, which it holds up a little.
-            (its >= DELAYED * pace && longest <= ALIKE * its).then_some((its, end))
+            (its >= DELAYED * pace && longest <= MAX_SPREAD * its).then_some((its, end))
         })
-        .filter(|(_, end)| peers(end) >= SOME)
+        .filter(|(_, end)| peers(end) >= MIN_PEERS)
         .max_by(|(one, _), (other, _)| one.total_cmp(other));
     let delayed = delayed.map(|(_, end)| *end);
     cards.extend(delayed.map(|end| (end, peers(&end))));
