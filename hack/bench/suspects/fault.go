@@ -53,12 +53,13 @@ const (
 	ring      = "all-reduce in a ring, over the plugin"
 	allToAll  = "all-to-all, over the collectives"
 	broadcast = "broadcast by rank 0, over the collectives"
+	gather    = "gather at rank 0, over the collectives"
 )
 
 var patterns = []string{ring, allToAll}
 
 // collective is the benchmark of a pattern that runs over the collectives.
-var collective = map[string]string{allToAll: "alltoall", broadcast: "broadcast"}
+var collective = map[string]string{allToAll: "alltoall", broadcast: "broadcast", gather: "gather"}
 
 // A fault is drawn from a seed.
 type fault struct {

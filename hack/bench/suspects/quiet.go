@@ -21,12 +21,18 @@ type load struct {
 	unwatched bool
 	// all is set where all cards change to half of their rate and back, together.
 	all bool
+	// saves is set where rank 0 does something else for a second once a minute, as one that writes a checkpoint does.
+	saves bool
 }
 
 func (l load) String() string { return l.Pattern + ", " + l.Detail }
 
-// swayPeriod is how often all cards change their rate.
-const swayPeriod = 30 * time.Second
+const (
+	// swayPeriod is how often all cards change their rate.
+	swayPeriod = 30 * time.Second
+	// savePeriod is how often rank 0 writes a checkpoint, and saveTime how long it is told to take a second for it.
+	savePeriod, saveTime = time.Minute, 1500 * time.Millisecond
+)
 
 var (
 	even   = func(int) string { return "20" }
@@ -41,10 +47,13 @@ var loads = []load{
 	{Pattern: ring, Detail: "each computes for 0 to 200 ms, drawn anew each time", computing: drawn},
 	{Pattern: ring, Detail: "each computes for 20 ms more than the one before", computing: stages},
 	{Pattern: ring, Detail: "all cards go to half of their rate and back, together", all: true},
+	{Pattern: ring, Detail: "rank 0 pauses for a second once a minute", computing: even, saves: true},
 	{Pattern: allToAll, Detail: "nobody computes"},
 	{Pattern: allToAll, Detail: "each computes for 0 to 200 ms, drawn anew each time", computing: drawn},
 	{Pattern: allToAll, Detail: "each computes for 20 ms more than the one before", computing: stages},
+	{Pattern: allToAll, Detail: "rank 0 pauses for a second once a minute", computing: even, saves: true},
 	{Pattern: broadcast, Detail: "all compute for 20 ms", computing: even},
+	{Pattern: gather, Detail: "all compute for 20 ms", computing: even},
 }
 
 // A quiet run is a load, and who was named in it.
@@ -85,6 +94,15 @@ func undisturbedLoad(ctx context.Context, o options, slot int, l load) (_ quiet,
 	defer func() { err = errors.Join(err, j.close(context.WithoutCancel(ctx))) }()
 	if l.all {
 		end := toggle(ctx, swayPeriod, 0.5, func(half bool) error { return j.sway(ctx, o.hosts, half) })
+		defer func() { err = errors.Join(err, end()) }()
+	}
+	if l.saves {
+		end := toggle(ctx, savePeriod, saveTime.Seconds()/savePeriod.Seconds(), func(saving bool) error {
+			if saving {
+				return j.compute(0, "1000")
+			}
+			return j.compute(0, l.computing(0))
+		})
 		defer func() { err = errors.Join(err, end()) }()
 	}
 	last := ""

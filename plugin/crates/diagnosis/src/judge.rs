@@ -385,6 +385,54 @@ mod tests {
         assert_eq!(verdict.suspects[0].place.host, "n0", "{}", verdict.text);
     }
 
+    /// Seven send to one, again and again, with the shares of the time in which bytes of each are under way, and the bytes of each a
+    /// second.
+    fn gather(connections: [(f64, f64); 7]) -> Job {
+        let mut job = chain(|_, _| ());
+        let links = connections.into_iter().enumerate().map(|(at, (under_way, rate))| Link {
+            from: Some(at + 1),
+            to: Some(0),
+            from_device: "eth0".to_owned(),
+            to_device: "eth0".to_owned(),
+            pending: under_way,
+            wanted: 0.98,
+            unacknowledged: under_way,
+            rate,
+            round_trip: 0.04,
+            ..Link::default()
+        });
+        job.links = links.collect();
+        job
+    }
+
+    #[test]
+    fn uneven_shares_of_the_card_that_all_send_to_are_no_paths_fault() {
+        let card = 5e6;
+        let equal = [(0.98, card / 7.0); 7];
+        let one_after_the_other = std::array::from_fn(|at| ((at + 1) as f64 / 7.0, card / 7.0));
+        // As TCP shared a card of 40 Mbit/s out to a gather of 2 MB from each.
+        let shared_out = [
+            (0.64, 721e3),
+            (0.99, 737e3),
+            (0.98, 886e3),
+            (0.24, 615e3),
+            (0.59, 564e3),
+            (0.25, 616e3),
+            (0.79, 800e3),
+        ];
+        for connections in [equal, one_after_the_other, shared_out] {
+            let verdict = judge(&gather(connections));
+            assert!(verdict.suspects.is_empty(), "{}", verdict.text);
+        }
+        // A path of a fiftieth of the card's rate holds all others up.
+        let rate = card / 50.0;
+        let mut connections = [(6.0 / 50.0, rate); 7];
+        connections[2] = (0.98, rate);
+        let verdict = judge(&gather(connections));
+        assert_eq!(verdict.suspects[0].class, Class::Path, "{}", verdict.text);
+        assert_eq!(verdict.suspects[0].place.host, "n3", "{}", verdict.text);
+    }
+
     #[test]
     fn path_that_may_pass_is_told_from_one_that_does_not() {
         let one_loses = |from, to| if (from, to) == (0, 3) { 14.0 } else { 0.1 };

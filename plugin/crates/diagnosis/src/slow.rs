@@ -49,6 +49,9 @@ struct Group {
     slower: Vec<usize>,
 }
 
+/// A card is crowded if it carries so many times what the middle one does. How it is shared out, TCP decides, and no path.
+const CROWDED: f64 = 2.0;
+
 /// Of each connection, how long a byte is under way, were it alone on its cards; `None`: it carries nothing. A card that many send
 /// to at once is not slow because of that.
 fn paces(job: &Job) -> Vec<Option<f64>> {
@@ -59,10 +62,15 @@ fn paces(job: &Job) -> Vec<Option<f64>> {
             ends.into_iter().for_each(|end| cards.entry(end).or_default().push(number));
         }
     }
+    let carried = |numbers: &[usize]| numbers.iter().map(|number| job.links[*number].rate).sum();
+    let usual = median(cards.values().map(|numbers| carried(numbers)).filter(|rate| *rate > 0.0));
+    let under_way = |number: usize| job.links[number].under_way();
     // The number of connections that share the busier one of its cards with it, as far as they are busy for half as long.
     let mut sharing = vec![1.0_f64; job.links.len()];
+    // What its crowded card carries a second, while bytes of it are under way.
+    let mut beside = vec![0.0_f64; job.links.len()];
     for mut numbers in cards.into_values() {
-        let under_way = |number: usize| job.links[number].under_way();
+        let is_crowded = carried(&numbers) > CROWDED * usual;
         numbers.sort_by(|a, b| under_way(*a).total_cmp(&under_way(*b)));
         let (mut less, mut sum_of_less) = (0, 0.0);
         for number in &numbers {
@@ -76,11 +84,22 @@ fn paces(job: &Job) -> Vec<Option<f64>> {
                 sharing[*number] = sharing[*number].max(busy);
             }
         }
+        // The bytes of those that are under way for less long, and the part of others' that is under way meanwhile.
+        let per_share =
+            |number: usize| job.links[number].rate / under_way(number).max(f64::MIN_POSITIVE);
+        let (mut bytes, mut longer) = (0.0, numbers.iter().map(|number| per_share(*number)).sum());
+        for number in numbers.iter().filter(|_| is_crowded) {
+            bytes += job.links[*number].rate;
+            longer -= per_share(*number);
+            beside[*number] =
+                beside[*number].max(bytes + under_way(*number) * f64::max(longer, 0.0));
+        }
     }
-    let pace = |(link, sharing): (&Link, f64)| {
-        (link.rate > 0.0).then(|| link.under_way() / (link.rate * sharing))
+    let pace = |(number, link): (usize, &Link)| {
+        let alone = if beside[number] > 0.0 { beside[number] } else { link.rate * sharing[number] };
+        (link.rate > 0.0).then(|| link.under_way() / alone)
     };
-    job.links.iter().zip(sharing).map(pace).collect()
+    job.links.iter().enumerate().map(pace).collect()
 }
 
 /// Cards and paths on which bytes are under way longer than on others. Processes that are late explain the waits for them.
