@@ -420,7 +420,10 @@ mod tests {
             (0.25, 616e3),
             (0.79, 800e3),
         ];
-        for connections in [equal, one_after_the_other, shared_out] {
+        // The last one has to find its rate again when the others have ended.
+        let mut last_is_slow = [(0.3, card / 14.0); 7];
+        last_is_slow[4] = (0.98, card / 14.0);
+        for connections in [equal, one_after_the_other, shared_out, last_is_slow] {
             let verdict = judge(&gather(connections));
             assert!(verdict.suspects.is_empty(), "{}", verdict.text);
         }

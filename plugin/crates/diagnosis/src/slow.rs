@@ -49,12 +49,29 @@ struct Group {
     slower: Vec<usize>,
 }
 
-/// A card is crowded if it carries so many times what the middle one does. How it is shared out, TCP decides, and no path.
+/// A card is crowded if it carries so many times what the middle one does. How it is shared out, TCP decides, and no path: the last
+/// one of a gather has to find its rate again. So a connection of such a card is slow only if it is so many times slower.
 const CROWDED: f64 = 2.0;
+const CROWDED_SLOW: f64 = 4.0;
 
-/// Of each connection, how long a byte is under way, were it alone on its cards; `None`: it carries nothing. A card that many send
-/// to at once is not slow because of that.
-fn paces(job: &Job) -> Vec<Option<f64>> {
+/// How long bytes of a connection are under way.
+#[derive(Clone, Copy, Default)]
+struct Pace {
+    /// How long a byte takes, were it alone on its cards; `None`: it carries nothing. A card that many send to at once is not slow
+    /// because of that.
+    of_a_byte: Option<f64>,
+    is_crowded: bool,
+}
+
+impl Pace {
+    /// Whether it is that many times longer than usual.
+    fn is_longer(self, times: f64, usual: f64) -> bool {
+        let times = if self.is_crowded { times.max(CROWDED_SLOW) } else { times };
+        self.of_a_byte.is_none_or(|its| its > times * usual)
+    }
+}
+
+fn paces(job: &Job) -> Vec<Pace> {
     let mut cards: BTreeMap<End<'_>, Vec<usize>> = BTreeMap::new();
     for (number, link) in job.links.iter().enumerate() {
         if let (Some(from), Some(to)) = (link.from, link.to) {
@@ -97,7 +114,10 @@ fn paces(job: &Job) -> Vec<Option<f64>> {
     }
     let pace = |(number, link): (usize, &Link)| {
         let alone = if beside[number] > 0.0 { beside[number] } else { link.rate * sharing[number] };
-        (link.rate > 0.0).then(|| link.under_way() / alone)
+        Pace {
+            of_a_byte: (link.rate > 0.0).then(|| link.under_way() / alone),
+            is_crowded: beside[number] > 0.0,
+        }
     };
     job.links.iter().enumerate().map(pace).collect()
 }
@@ -111,11 +131,11 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
         .filter_map(|(number, link)| Some((number, link, link.from?, link.to?)))
         .collect();
     let paces = paces(job);
-    let pace = median(links.iter().filter_map(|(number, ..)| paces[*number]));
+    let pace = median(links.iter().filter_map(|(number, ..)| paces[*number].of_a_byte));
     let trip = median(links.iter().map(|(_, link, ..)| link.round_trip).filter(|trip| *trip > 0.0));
     let carrying = links.iter().filter(|(_, link, ..)| link.rate > 0.0);
     let loss = median(carrying.map(|(_, link, ..)| link.loss()));
-    let is_slower = |number: usize, times: f64| paces[number].is_none_or(|its| its > times * pace);
+    let is_slower = |number: usize, times: f64| paces[number].is_longer(times, pace);
     let is_lossy = |number: usize| {
         let link = &job.links[number];
         link.retransmits * job.window >= MIN_RETRANSMITS
@@ -189,8 +209,8 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
         .filter_map(|(end, group)| {
             let back = ends.get(&End { sends: !end.sends, ..*end });
             let both = group.links.iter().chain(back.iter().flat_map(|back| &back.links));
-            let its = median(group.links.iter().filter_map(|number| paces[*number]));
-            let longest = both.filter_map(|number| paces[*number]).fold(0.0, f64::max);
+            let its = median(group.links.iter().filter_map(|number| paces[*number].of_a_byte));
+            let longest = both.filter_map(|number| paces[*number].of_a_byte).fold(0.0, f64::max);
             // One path may be much slower than the rest, which it holds up a little.
             (its >= DELAYED * pace && longest <= MAX_SPREAD * its).then_some((its, end))
         })
@@ -209,7 +229,7 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
     let describe = |numbers: &[usize]| {
         let chosen: Vec<&Link> = numbers.iter().map(|number| &job.links[*number]).collect();
         let worst = chosen.iter().map(|link| link.wire()).fold(0.0, f64::max);
-        let its = median(numbers.iter().filter_map(|number| paces[*number]));
+        let its = median(numbers.iter().filter_map(|number| paces[*number].of_a_byte));
         let ratio = if pace > 0.0 { its / pace } else { 0.0 };
         let lossy = numbers.iter().filter(|number| is_lossy(**number)).count() * 2 > numbers.len();
         let retransmits: f64 = chosen.iter().map(|link| link.retransmits).sum();
