@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -28,8 +30,30 @@ func fakeNCCL(t *testing.T, fault string) options {
 	t.Setenv("FAKE_FOLDER", folder)
 	t.Setenv("FAKE", fault)
 	return options{
-		nccl: library, plugin: library, ranks: 2, output: filepath.Join(folder, "results"), logs: filepath.Join(folder, "logs"),
+		nccl: library, plugin: library, server: os.Args[0], noLab: true, ranks: 2, output: filepath.Join(folder, "results"), logs: filepath.Join(folder, "logs"),
 		plan: plan{maxBytes: 64 << 10, iterations: 2, timeout: time.Minute, outputTimeout: time.Minute},
+	}
+}
+
+// TestMain is the fake of a reduction server, too: it accepts connections until it is killed.
+func TestMain(m *testing.M) {
+	if len(os.Args) < 2 || os.Args[1] != "serve" {
+		os.Exit(m.Run())
+	}
+	listener, err := net.Listen("tcp", os.Args[3])
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Fprintf(os.Stderr, "a line before\nlistening at %s, and more\n", listener.Addr())
+	var connections []net.Conn // held, so that none is closed
+	for {
+		connection, err := listener.Accept()
+		if err != nil {
+			os.Exit(1)
+		}
+		connections = append(connections, connection)
+		_ = connections
 	}
 }
 
@@ -47,16 +71,41 @@ func TestFakeNCCLWritesThePage(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, want := range []string{
-			"NCCL 2.30.7, fake GPU 0, ", "(CUDA 13.0)", "of unknown commit",
+			"NCCL 2.30.7, fake GPU 0, ", "(CUDA 13.0)", "plugin built elsewhere, from commit unknown",
 			"| int8 | sum | 8, 8 B to 64 KiB | 2 | 0 |", "| bfloat16 | avg | 8, 8 B to 64 KiB | 2 | 0 |", "| float8e5m2 | sum | 8, ",
 			"NCCL reports: remote error (6): injected failure", "by time slicing",
+			"One of 2 reduction servers was killed", "Not measured: networks of namespaces need root.",
 		} {
 			if !strings.Contains(string(text), want) {
 				t.Errorf("%d ranks: the page lacks %q:\n%s", ranks, want, text)
 			}
 		}
-		if times := regexp.MustCompile(`(?m)^\| \d+ \S+ \| \S+ ms \| \S+ ms \| \S+ \|$`).FindAll(text, -1); len(times) != 8 {
+		if times := regexp.MustCompile(`(?m)^\| \d+ \S+ \| \S+ ms \| \S+ ms \| \S+ ms \| \S+ \|$`).FindAll(text, -1); len(times) != 8 {
 			t.Errorf("%d ranks: %d sizes in the table of times, want 8:\n%s", ranks, len(times), text)
+		}
+	}
+}
+
+// In the lab, ranks and servers are on hosts of their own.
+func TestFakeNCCLInShapedNetworks(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("networks of namespaces need root")
+	}
+	o := fakeNCCL(t, "")
+	o.noLab = false
+	if err := run(t.Context(), io.Discard, o); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(o.output, "gpu.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"**2 ranks, joined by links of 1gbit, 1gbit, 1gbit, 200mbit**", "**4 ranks, each on a card of 1gbit**",
+		"| Evenkeel, 4 reduction servers | ", "| NCCL's sockets, 4 threads with 4 sockets each | ",
+	} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the page lacks %q:\n%s", want, text)
 		}
 	}
 }
@@ -84,6 +133,7 @@ func TestFakeNCCLFaultsAreReported(t *testing.T) {
 		"wrong element":     {want: `^plugin: rank 1: all-reduce of int8, sum, 8192 bytes: 1 of 8192 elements are wrong, first element 5000: 0x\w+, must be 0x`},
 		"wrong place":       {want: `^plugin: rank \d: all-reduce of int8, sum, 32768 bytes: \d{4} of 32768 elements are wrong, first element`},
 		"fallback":          {want: `^plugin: NCCL used network Socket instead of Evenkeel; \S+plugin-rank0.log has the reason`},
+		"rings instead":     {want: `^servers: NCCL did not use the reduction servers; \S+servers-rank0.log has the reason`},
 		"error":             {want: `^plugin: rank 1: all-reduce of int8, sum, 128 bytes: ncclAllReduce: internal error \(3\): injected failure`},
 		"late error":        {want: `^plugin: rank \d: all-reduce of int8, sum, 128 bytes: NCCL reports: remote error \(6\): injected failure`},
 		"crash":             {want: `^plugin: rank 1: signal: aborted`},
@@ -134,6 +184,14 @@ func wantMissing(t *testing.T, o options, want string) {
 	err := run(t.Context(), io.Discard, o)
 	if err == nil || !errors.As(err, &missing{}) || !regexp.MustCompile(want).MatchString(err.Error()) {
 		t.Errorf("error %q, want one about something missing like %q", err, want)
+	}
+}
+
+func TestFakeNCCLServerDoesNotStart(t *testing.T) {
+	o := fakeNCCL(t, "")
+	o.server = "/bin/false"
+	if err := run(t.Context(), io.Discard, o); err == nil || !strings.HasPrefix(err.Error(), "reduction server 1: ended before it listened") {
+		t.Errorf("error %v", err)
 	}
 }
 

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	_ "embed"
 	"encoding/json"
@@ -14,6 +15,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -46,12 +48,14 @@ func main() {
 }
 
 type options struct {
-	nccl, plugin string
-	ranks        int
-	quick        bool
-	output       string
-	logs         string
-	plan         plan
+	nccl, plugin, server string
+	builtFrom            string
+	ranks                int
+	quick                bool
+	noLab                bool
+	output               string
+	logs                 string
+	plan                 plan
 }
 
 // A plan is the amount of work, and its timeouts.
@@ -63,7 +67,7 @@ type plan struct {
 }
 
 var (
-	fullPlan  = plan{maxBytes: 256 << 20, iterations: 5, timeout: 2 * time.Minute, outputTimeout: 10 * time.Minute}
+	fullPlan  = plan{maxBytes: 64 << 20, iterations: 5, timeout: 2 * time.Minute, outputTimeout: 10 * time.Minute}
 	quickPlan = plan{maxBytes: 4 << 20, iterations: 2, timeout: 2 * time.Minute, outputTimeout: 10 * time.Minute}
 )
 
@@ -75,13 +79,17 @@ func rootCommand() *cobra.Command {
 		Long: `Run real NCCL over the plugin on one GPU, and write the result.
 
 Every rank is a process that NCCL treats as a host of its own, so ranks reach each other only through the
-network. They all-reduce every type and size and check every element, first over the plugin, then over NCCL's
-own sockets. Then one rank is killed, and the others must get an error. NCCL_ and EVENKEEL_ settings in the
+network. They all-reduce every type and size and check every element: over the plugin, over reduction servers,
+and over NCCL's own sockets. Then a rank is killed, and later a server, and the others must get an error. At the
+end, as root, they all-reduce in networks of namespaces with slow links. NCCL_ and EVENKEEL_ settings in the
 environment are ignored.
+
+Ranks share the GPU by time slicing, unless NVIDIA's MPS runs: start it before, for times of the network alone.
 
 Needs an NVIDIA driver, NCCL 2.21 or newer, and cc. Where one is missing, the error names it and the exit status is 2.`,
 		Example: `  go run ./hack/bench/gpu
-  go run ./hack/bench/gpu --quick --nccl /opt/nccl/lib/libnccl.so.2`,
+  go run ./hack/bench/gpu --quick --nccl /opt/nccl/lib/libnccl.so.2
+  export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps; nvidia-cuda-mps-control -d; go run ./hack/bench/gpu`,
 		Args:         cobra.NoArgs,
 		SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
@@ -95,6 +103,9 @@ Needs an NVIDIA driver, NCCL 2.21 or newer, and cc. Where one is missing, the er
 	}
 	cmd.Flags().StringVar(&o.nccl, "nccl", "", "NCCL's library (default libnccl.so.2 where the loader finds it, or Python's package)")
 	cmd.Flags().StringVar(&o.plugin, "plugin", "", "the plugin (default: built from this checkout)")
+	cmd.Flags().StringVar(&o.server, "server", "", "the reduction server (default: built from this checkout)")
+	cmd.Flags().StringVar(&o.builtFrom, "built-from", "unknown", "the commit that --plugin and --server were built from, where this machine cannot build them")
+	cmd.Flags().BoolVar(&o.noLab, "no-lab", false, "leave out the networks of namespaces, which need root")
 	cmd.Flags().IntVar(&o.ranks, "ranks", 2, "number of ranks: 2, 4 or 8")
 	cmd.Flags().BoolVar(&o.quick, "quick", false, fmt.Sprintf("fewer repetitions, and only up to %s", size(quickPlan.maxBytes)))
 	cmd.Flags().StringVar(&o.output, "output", "", "folder for gpu.md (default docs/results)")
@@ -123,21 +134,27 @@ func run(ctx context.Context, out io.Writer, o options) error {
 	}
 	// Before the build, which raises the load.
 	host, source := machine.Describe(), page.NewSource(ctx, root, "plugin", "hack/bench/gpu")
-	r := report{Machine: host, Source: source, Driver: driverVersion(), Library: o.plugin + ", of unknown commit"}
+	r := report{Machine: host, Source: source, MPS: mpsRuns(), Driver: driverVersion(), Library: fmt.Sprintf("built elsewhere, from commit %s", cmp.Or(o.builtFrom, "unknown"))}
 	if o.nccl, r.Probe, err = findNCCL(ctx, program, o.nccl); err != nil {
 		return err
 	}
-	if o.plugin == "" {
-		r.Library = "of " + source.String()
-		if o.plugin, err = build(ctx, root); err != nil {
+	if o.plugin == "" || o.server == "" {
+		library, server, err := build(ctx, root)
+		if err != nil {
 			return err
 		}
+		if o.plugin == "" {
+			o.plugin, r.Library = library, "of "+source.String()
+		}
+		o.server = cmp.Or(o.server, server)
 	}
-	if o.plugin, err = filepath.Abs(o.plugin); err != nil {
-		return err
-	}
-	if _, err := os.Stat(o.plugin); err != nil {
-		return fmt.Errorf("--plugin: %w", err)
+	for name, path := range map[string]*string{"--plugin": &o.plugin, "--server": &o.server} {
+		if *path, err = filepath.Abs(*path); err != nil {
+			return err
+		}
+		if _, err := os.Stat(*path); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
 	}
 	if o.logs == "" {
 		o.logs = filepath.Join(root, "dist", "gpu")
@@ -159,11 +176,39 @@ func run(ctx context.Context, out io.Writer, o options) error {
 		return err
 	}
 	overPlugin.name = "kill"
-	if r.Lost, err = overPlugin.killOne(ctx); err != nil {
+	if r.Lost, err = overPlugin.killRank(ctx); err != nil {
 		return err
+	}
+	if err := r.overServers(ctx, out, overPlugin, o.server); err != nil {
+		return err
+	}
+	if !o.noLab && os.Geteuid() == 0 {
+		if r.Shaped, err = inShapedNetworks(ctx, out, w, o.plugin, o.server); err != nil {
+			return err
+		}
 	}
 	r.Options = o
 	return r.write(out)
+}
+
+// serverCount is the number of reduction servers at the loopback interface.
+const serverCount = 2
+
+// overServers measures all-reduces over reduction servers, and kills one of these.
+func (r *report) overServers(ctx context.Context, out io.Writer, w world, program string) error {
+	s, err := startServers(ctx, program, nil, nil, serverCount)
+	if err != nil {
+		return err
+	}
+	defer s.stop()
+	w.name, w.collNet = "servers", true
+	w.environment = append(slices.Clone(w.environment), s.environment()...)
+	if r.Servers, err = w.allReduce(ctx, out); err != nil {
+		return err
+	}
+	w.name = "kill-server"
+	r.LostServer, err = w.lose(ctx, "a reduction server", -1, func(func(int)) { s.kill() })
+	return err
 }
 
 //go:embed rank/allreduce.c
@@ -239,16 +284,22 @@ func tryNCCL(ctx context.Context, program, path string) (probe, error) {
 	return p, nil
 }
 
-// build builds the plugin, optimised.
-func build(ctx context.Context, root string) (library string, err error) {
-	paths, err := cargo.Release(ctx, root, []string{"evenkeel-nccl-plugin"}, []string{cargo.Library})
+// build builds the plugin and the reduction server, optimised.
+func build(ctx context.Context, root string) (library, server string, err error) {
+	paths, err := cargo.Release(ctx, root, []string{"evenkeel-nccl-plugin", "evenkeel-reduction-server"}, []string{cargo.Library, "evenkeel-reduction-server"})
 	if errors.Is(err, exec.ErrNotFound) {
-		return "", missing{"there is no cargo to build the plugin with: install Rust, or name a plugin with --plugin PATH"}
+		return "", "", missing{"there is no cargo to build the plugin with: install Rust, or name a plugin with --plugin PATH, and a server with --server PATH"}
 	}
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
-	return paths[0], nil
+	return paths[0], paths[1], nil
+}
+
+// mpsRuns says whether NVIDIA's Multi-Process Service runs, where programs look for it.
+func mpsRuns() bool {
+	_, err := os.Stat(filepath.Join(cmp.Or(os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), "/tmp/nvidia-mps"), "control"))
+	return err == nil
 }
 
 // driverVersion is that of NVIDIA's kernel module.

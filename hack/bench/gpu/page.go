@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"maps"
 	"path/filepath"
 	"slices"
 	"time"
 
 	"evenkeel.dev/evenkeel/hack/bench/internal/machine"
 	"evenkeel.dev/evenkeel/hack/bench/internal/page"
+	"evenkeel.dev/evenkeel/hack/bench/internal/stats"
 )
 
 // A report has all results.
@@ -19,8 +21,11 @@ type report struct {
 	Machine         machine.Machine
 	Source          page.Source
 	Driver, Library string
-	Plugin, Socket  []row
-	Lost            loss
+	// MPS is set where the ranks' kernels run at the same time.
+	MPS                     bool
+	Plugin, Servers, Socket []row
+	Lost, LostServer        loss
+	Shaped                  []shaped // none: not measured
 }
 
 // The page shows the times of this type and operation.
@@ -31,7 +36,7 @@ func (r report) write(out io.Writer) error {
 	if err := page.Write(r.Options.output, map[string][]byte{"gpu.md": r.markdown()}); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(out, "all results are right; the other ranks got an error %.1f s after one was killed\n%s has all of it\n", r.Lost.After.Seconds(), filepath.Join(r.Options.output, "gpu.md"))
+	_, err := fmt.Fprintf(out, "all results are right; the other ranks got an error %.1f s after one was killed, and %.1f s after a reduction server was\n%s has all of it\n", r.Lost.After.Seconds(), r.LostServer.After.Seconds(), filepath.Join(r.Options.output, "gpu.md"))
 	return err
 }
 
@@ -46,7 +51,7 @@ func (r report) markdown() []byte {
 	fmt.Fprintf(&b, ".\nTaken at %s. Machine: %s. %s\n", r.Source, r.Machine, r.Machine.Quiet())
 	fmt.Fprintf(&b, "%d processes on this one GPU, each to NCCL a host of its own, over the loopback interface. "+
 		"NCCL's log names Evenkeel as the network of every rank.\n", o.ranks)
-	b.WriteString("\n## Right results\n\nEvery element of every all-reduce was checked, over Evenkeel and over NCCL's sockets.\n\n" +
+	b.WriteString("\n## Right results\n\nEvery element of every all-reduce was checked, over Evenkeel, over reduction servers and over NCCL's sockets.\n\n" +
 		"| type | operation | sizes | times each | wrong elements |\n| --- | --- | --- | --- | --- |\n")
 	for i, first := range r.Plugin {
 		if first.Skipped != "" {
@@ -65,20 +70,76 @@ func (r report) markdown() []byte {
 		fmt.Fprintf(&b, "| %s | %s | %d, %s to %s | %d | 0 |\n", first.Type, first.Op, len(sizes),
 			size(slices.Min(sizes)), size(slices.Max(sizes)), o.plan.iterations)
 	}
-	fmt.Fprintf(&b, "\n## A killed rank\n\nOne rank was killed (SIGKILL) in the middle of a run. The last of the others got its error from NCCL %.1f s later, and exited:\n\n"+
+	fmt.Fprintf(&b, "\n## A killed rank, and a killed server\n\nOne rank was killed (SIGKILL) in the middle of a run. The last of the others got its error from NCCL %.1f s later, and exited:\n\n"+
 		"    %s\n", r.Lost.After.Seconds(), r.Lost.Failure)
-	fmt.Fprintf(&b, "\n## Times\n\nAll-reduce of %s, %s, medians of %d. All ranks share one GPU by time slicing: "+
-		"a rank that waits for a peer holds the GPU until its slice ends, and only then the peer continues.\n"+
-		"So these figures compare the two networks, and are no measure of what either can carry.\n\n"+
-		"| size | Evenkeel | NCCL's sockets | Evenkeel's speed relative to NCCL's sockets |\n| --- | --- | --- | --- |\n", comparedType, comparedOp, o.plan.iterations)
+	fmt.Fprintf(&b, "\nOne of %d reduction servers was killed likewise. The last of the ranks got its error %.1f s later:\n\n    %s\n",
+		serverCount, r.LostServer.After.Seconds(), r.LostServer.Failure)
+	r.writeTimes(&b)
+	r.writeShaped(&b)
+	return b.Bytes()
+}
+
+// writeTimes writes the times on the loopback interface.
+func (r report) writeTimes(b *bytes.Buffer) {
+	fmt.Fprintf(b, "\n## Times\n\nAll-reduce of %s, %s, medians of %d. ", comparedType, comparedOp, r.Options.plan.iterations)
+	if r.MPS {
+		b.WriteString("All ranks share one GPU by NVIDIA's MPS, so their kernels run at the same time.\nThe loopback interface is as fast as the processors, so these figures tell what each way costs of them.\n\n")
+	} else {
+		b.WriteString("All ranks share one GPU by time slicing: a rank that waits for a peer holds the GPU until its slice ends, and only then the peer continues.\n" +
+			"So these figures compare the ways, and are no measure of what any can carry.\n\n")
+	}
+	table := page.Table{Heading: []string{"Size", "Evenkeel", fmt.Sprintf("%d reduction servers", serverCount), "NCCL's sockets", "Evenkeel's speed relative to NCCL's sockets"}}
+	of := func(rows []row, bytes int) *row {
+		at := slices.IndexFunc(rows, func(r row) bool { return r.Type == comparedType && r.Op == comparedOp && r.Bytes == bytes })
+		if at < 0 {
+			return nil
+		}
+		return &rows[at]
+	}
 	for _, ours := range r.Plugin {
-		for _, socket := range r.Socket {
-			if ours.Type == comparedType && ours.Op == comparedOp && socket.Type == ours.Type && socket.Op == ours.Op && socket.Bytes == ours.Bytes {
-				fmt.Fprintf(&b, "| %s | %s | %s | %.2f |\n", size(ours.Bytes), milliseconds(ours), milliseconds(socket), socket.Seconds/ours.Seconds)
-			}
+		servers, socket := of(r.Servers, ours.Bytes), of(r.Socket, ours.Bytes)
+		if ours.Type == comparedType && ours.Op == comparedOp && servers != nil && socket != nil {
+			table.Add(size(ours.Bytes), milliseconds(ours), milliseconds(*servers), milliseconds(*socket), fmt.Sprintf("%.2f", socket.Seconds/ours.Seconds))
 		}
 	}
-	return b.Bytes()
+	table.Markdown(b)
+}
+
+// writeShaped writes the times in shaped networks.
+func (r report) writeShaped(b *bytes.Buffer) {
+	b.WriteString("\n## Slow links\n\n")
+	if len(r.Shaped) == 0 {
+		b.WriteString("Not measured: networks of namespaces need root.\n")
+		return
+	}
+	fmt.Fprintf(b, "All-reduce of %s, %s, in networks of namespaces on this machine, with shaped links. Each job of %d ranks or more is a row; "+
+		"where it started several times, the figures are the median, and from where to where.\n", comparedType, comparedOp, 2)
+	var network string
+	var table page.Table
+	var sizes []int
+	for _, run := range r.Shaped {
+		if run.Network != network {
+			if network != "" {
+				table.Markdown(b)
+			}
+			network, sizes = run.Network, slices.Sorted(maps.Keys(run.Seconds))
+			fmt.Fprintf(b, "\n**%s**\n\n", network)
+			table = page.Table{Heading: []string{"Over"}}
+			for _, bytes := range sizes {
+				table.Heading = append(table.Heading, size(bytes))
+			}
+		}
+		cells := []string{run.Way}
+		for _, bytes := range sizes {
+			var times []float64
+			for _, seconds := range run.Seconds[bytes] {
+				times = append(times, 1e3*seconds)
+			}
+			cells = append(cells, stats.MedianAndRange(times)+" ms")
+		}
+		table.Add(cells...)
+	}
+	table.Markdown(b)
 }
 
 func milliseconds(r row) string {

@@ -18,6 +18,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
 
 const (
@@ -44,6 +46,15 @@ type world struct {
 	environment   []string
 	forever       bool
 	work, logs    string
+	// collNet is set where NCCL must reach reduction servers.
+	collNet bool
+	// only is the type that is summed; empty: all types, and all operations.
+	only string
+	// minBytes is the size of the smallest all-reduce; 0: that of the program.
+	minBytes int
+	// lab has the ranks' hosts, one each; nil: all use the loopback interface.
+	lab   *netns.Lab
+	hosts []netns.Host
 }
 
 // A row is one size of one type and operation, as a rank reports it.
@@ -71,33 +82,49 @@ func (e exit) causes(other exit) bool {
 	return e.at.Before(other.at)
 }
 
+// id is the file by which the ranks meet.
+func (w world) id() string { return filepath.Join(w.work, w.name+".id") }
+
 func (w world) log(rank int) string {
 	return filepath.Join(w.logs, fmt.Sprintf("%s-rank%d.log", w.name, rank))
 }
 
-// command is one rank. To NCCL it is a host of its own, which reaches others only through the network: the loopback interface.
-func (w world) command(ctx context.Context, rank int) *exec.Cmd {
+// command is one rank. To NCCL it is a host of its own, which reaches others only through the network.
+func (w world) command(ctx context.Context, rank int) (*exec.Cmd, error) {
 	number := func(d time.Duration) string { return strconv.Itoa(int(d / time.Second)) }
 	args := []string{
-		"--nccl", w.nccl, "--id", filepath.Join(w.work, w.name+".id"), "--rank", strconv.Itoa(rank), "--ranks", strconv.Itoa(w.ranks),
+		"--nccl", w.nccl, "--id", w.id(), "--rank", strconv.Itoa(rank), "--ranks", strconv.Itoa(w.ranks),
 		"--max", strconv.Itoa(w.plan.maxBytes), "--iterations", strconv.Itoa(w.plan.iterations), "--timeout", number(w.plan.timeout),
 	}
 	if w.forever {
 		args = append(args, "--forever", "1")
 	}
-	cmd := exec.CommandContext(ctx, w.program, args...)
+	if w.only != "" {
+		args = append(args, "--only", w.only)
+	}
+	if w.minBytes > 0 {
+		args = append(args, "--min", strconv.Itoa(w.minBytes))
+	}
+	cmd, device := exec.CommandContext(ctx, w.program, args...), "lo"
+	if w.lab != nil {
+		var err error
+		if cmd, err = w.lab.Command(ctx, w.hosts[rank], append([]string{w.program}, args...)...); err != nil {
+			return nil, err
+		}
+		device = netns.DataInterface
+	}
 	// Settings in the environment would make this another run than the page describes.
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(setting string) bool {
 		return strings.HasPrefix(setting, "NCCL_") || strings.HasPrefix(setting, "EVENKEEL_")
 	})
 	cmd.Env = append(cmd.Env,
-		fmt.Sprintf("NCCL_HOSTID=node%c", 'A'+rank), "NCCL_SOCKET_IFNAME=lo",
+		fmt.Sprintf("NCCL_HOSTID=node%c", 'A'+rank), "NCCL_SOCKET_IFNAME="+device,
 		"NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1", "NCCL_IB_DISABLE=1", "NCCL_MNNVL_ENABLE=0", "NCCL_NVLS_ENABLE=0", "NCCL_RAS_ENABLE=0",
 		"NCCL_DEBUG=INFO", "NCCL_DEBUG_SUBSYS=INIT,NET,ENV", "NCCL_DEBUG_FILE="+w.log(rank))
 	cmd.Env = append(cmd.Env, w.environment...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = time.Second
-	return cmd
+	return cmd, nil
 }
 
 // failureLog keeps a process's standard error, and the time of its failure line.
@@ -132,11 +159,18 @@ func (w world) run(ctx context.Context, afterFailure time.Duration, onRow func(r
 		for range events { // until no process runs
 		}
 	}()
+	if err := os.Remove(w.id()); err != nil && !errors.Is(err, os.ErrNotExist) { // that of an earlier run
+		return nil, err
+	}
 	for rank := range w.ranks {
 		if err := os.Remove(w.log(rank)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, err
 		}
-		cmd, stderr := w.command(ctx, rank), &failureLog{}
+		cmd, err := w.command(ctx, rank)
+		if err != nil {
+			return nil, err
+		}
+		stderr := &failureLog{}
 		cmd.Stderr = stderr
 		pipe, err := cmd.StdoutPipe()
 		if err != nil {
@@ -238,6 +272,9 @@ func (w world) allReduce(ctx context.Context, out io.Writer) ([]row, error) {
 	return rows, nil
 }
 
+// viaServers is what NCCL logs of a channel of CollNet.
+const viaServers = "via COLLNET/Evenkeel"
+
 var using = regexp.MustCompile(`Using network ([^\r\n]+)`)
 
 // checkNetwork checks in every rank's log which network NCCL used. A rank that failed may not have chosen one.
@@ -256,21 +293,30 @@ func (w world) checkNetwork(hasFailed bool) error {
 		if used != w.network {
 			return fmt.Errorf("%s: NCCL used network %s instead of %s; %s has the reason", w.name, used, w.network, w.log(rank))
 		}
+		if w.collNet && !bytes.Contains(text, []byte(viaServers)) {
+			return fmt.Errorf("%s: NCCL did not use the reduction servers; %s has the reason", w.name, w.log(rank))
+		}
 	}
 	return nil
 }
 
-// A loss is the error of the other ranks after one was killed.
+// A loss is the error of the ranks after one of them, or a reduction server, was killed.
 type loss struct {
 	Failure string
 	After   time.Duration // until the last of them had its error
 }
 
-// killOne kills the last rank in the middle of a run. NCCL must report an error to all others, and they must exit.
-func (w world) killOne(ctx context.Context) (loss, error) {
+// killRank kills the last rank in the middle of a run.
+func (w world) killRank(ctx context.Context) (loss, error) {
+	victim := w.ranks - 1
+	return w.lose(ctx, fmt.Sprintf("rank %d", victim), victim, func(kill func(int)) { kill(victim) })
+}
+
+// lose kills something in the middle of a run: the rank `victim`, or something that is no rank, -1. NCCL must report an error to all
+// others, and they must exit.
+func (w world) lose(ctx context.Context, what string, victim int, killing func(killRank func(int))) (loss, error) {
 	w.forever = true
 	w.plan.maxBytes = min(w.plan.maxBytes, maxKillBytes)
-	victim := w.ranks - 1
 	var killed time.Time
 	rows := 0
 	exits, err := w.run(ctx, w.plan.timeout+abortTimeout, func(rank int, _ row, kill func(int)) {
@@ -279,35 +325,38 @@ func (w world) killOne(ctx context.Context) (loss, error) {
 		}
 		if rows == killAfter && killed.IsZero() {
 			killed = time.Now()
-			kill(victim)
+			killing(kill)
 		}
 	})
 	if err != nil {
 		return loss{}, err
 	}
 	if killed.IsZero() {
-		return loss{}, fmt.Errorf("kill: the run failed before a rank was killed: %s", exits[0].failure)
+		return loss{}, fmt.Errorf("%s: the run failed before %s was killed: %s", w.name, what, exits[0].failure)
 	}
 	if err := w.checkNetwork(false); err != nil {
 		return loss{}, err
 	}
 	var l loss
-	reported := 0
+	reported, all := 0, w.ranks
+	if victim >= 0 {
+		all--
+	}
 	for _, e := range exits {
 		if e.rank == victim {
 			continue
 		}
 		if e.status != failed {
-			return loss{}, fmt.Errorf("kill: rank %d got no error when rank %d was killed: %s; NCCL's logs are in %s", e.rank, victim, e.failure, w.logs)
+			return loss{}, fmt.Errorf("%s: rank %d got no error when %s was killed: %s; NCCL's logs are in %s", w.name, e.rank, what, e.failure, w.logs)
 		}
 		reported++
 		if after := e.at.Sub(killed); after > l.After {
 			l = loss{Failure: e.failure, After: after}
 		}
 	}
-	if reported != w.ranks-1 {
-		return loss{}, fmt.Errorf("kill: %d of %d ranks had not exited %s after rank %d was killed; NCCL's logs are in %s",
-			w.ranks-1-reported, w.ranks-1, time.Since(killed).Round(time.Second), victim, w.logs)
+	if reported != all {
+		return loss{}, fmt.Errorf("%s: %d of %d ranks had not exited %s after %s was killed; NCCL's logs are in %s",
+			w.name, all-reported, all, time.Since(killed).Round(time.Second), what, w.logs)
 	}
 	return l, nil
 }

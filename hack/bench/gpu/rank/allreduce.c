@@ -63,9 +63,9 @@ static const struct { const char *name; unsigned bytes, exponent, mantissa; } ty
 static const char *operations[] = {"sum", "prod", "max", "min", "avg"};
 
 static struct {
-  const char *nccl, *id;
+  const char *nccl, *id, *only; /* only: sums of this type */
   long rank, ranks, min, max, step, iterations, timeout, probe, forever;
-} options = {"libnccl.so.2", NULL, 0, 2, 8, 256L << 20, 4, 5, 120, 0, 0};
+} options = {"libnccl.so.2", NULL, NULL, 0, 2, 8, 256L << 20, 4, 5, 120, 0, 0};
 
 /* PERIOD is a prime, and so divides no chunk: data in a wrong place has a wrong value there. */
 enum { PERIOD = 8191, MAX_RANKS = 8, WIDEST = 8, EIGHTHS = 8, TO_ABORT = 30 };
@@ -229,12 +229,13 @@ static void reduce(int type, int operation, size_t bytes, device_memory from, de
 /* rows runs all types, operations and sizes once. */
 static void rows(int version, int capability, device_memory from, device_memory to, unsigned char *host) {
   for (int type = 0; type < TYPES; type++) {
+    if (options.only && strcmp(options.only, types[type].name) != 0) continue;
     if (type >= FLOAT8E4M3 && (version < FIRST_WITH_FLOAT8 || capability < 9)) {
       printf("{\"type\":\"%s\",\"op\":\"sum\",\"skipped\":\"needs NCCL 2.24 and compute capability 9.0\"}\n", types[type].name);
       continue;
     }
     for (int operation = SUM; operation <= AVG; operation++) {
-      if (operation != SUM && type != INT32 && type != BFLOAT16) continue; /* one integer, one type of gradients */
+      if (operation != SUM && (options.only || (type != INT32 && type != BFLOAT16))) continue; /* one integer, one type of gradients */
       begin("rank %ld: data of %s, %s", options.rank, types[type].name, operations[operation]);
       prepare(type, operation);
       size_t period = (size_t)PERIOD * types[type].bytes, all = (size_t)options.max;
@@ -312,8 +313,9 @@ static void parse(int argc, char **argv) {
       {"min", &options.min, 8, 1L << 32},
       {"max", &options.max, 8, 1L << 32}, {"step", &options.step, 2, 1024}, {"iterations", &options.iterations, 1, 100},
       {"timeout", &options.timeout, 1, 3600}, {"probe", &options.probe, 0, 1}, {"forever", &options.forever, 0, 1}};
-  enum { NUMBERS = sizeof numbers / sizeof *numbers, NCCL_PATH = NUMBERS, ID_PATH };
-  struct option names[ID_PATH + 2] = {[NCCL_PATH] = {"nccl", 1, NULL, NCCL_PATH}, [ID_PATH] = {"id", 1, NULL, ID_PATH}};
+  enum { NUMBERS = sizeof numbers / sizeof *numbers, NCCL_PATH = NUMBERS, ID_PATH, ONLY };
+  struct option names[ONLY + 2] = {
+      [NCCL_PATH] = {"nccl", 1, NULL, NCCL_PATH}, [ID_PATH] = {"id", 1, NULL, ID_PATH}, [ONLY] = {"only", 1, NULL, ONLY}};
   for (int i = 0; i < NUMBERS; i++) names[i] = (struct option){numbers[i].name, 1, NULL, i};
   opterr = 0;
   for (int which; (which = getopt_long(argc, argv, "", names, NULL)) != -1;) {
@@ -321,6 +323,7 @@ static void parse(int argc, char **argv) {
     if (which == '?') fail(FAILED, "%s: no option, or one without its value", argv[optind - 1]);
     if (which == NCCL_PATH) options.nccl = optarg;
     if (which == ID_PATH) options.id = optarg;
+    if (which == ONLY) options.only = optarg;
     if (which >= NUMBERS) continue;
     *numbers[which].to = strtol(optarg, &end, 10);
     if (end == optarg || *end || *numbers[which].to < numbers[which].min || *numbers[which].to > numbers[which].max)

@@ -1,6 +1,7 @@
 /* A fake of the CUDA driver and of NCCL in one library, to test the harness where there is no GPU. Device memory is host
  * memory, and ranks share a file that all map. It shares no code with the harness: the compiler converts numbers.
  * FAKE is the fault to inject. */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -10,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -21,6 +23,7 @@ typedef struct {
 } shared_memory;
 static shared_memory *all;
 static int me, ranks, steps, calls, stuck, failure;
+static int servers[8], server_count; /* connections to reduction servers, which only show whether these run */
 
 static int faulty(const char *kind) { return getenv("FAKE") && strcmp(getenv("FAKE"), kind) == 0; }
 
@@ -72,6 +75,27 @@ static int barrier(void) {
   return 1;
 }
 
+static int join_servers(void) {
+  const char *list = getenv("EVENKEEL_REDUCTION_SERVERS");
+  for (char host[64]; list && *list; list += strcspn(list, ","), list += *list == ',') {
+    unsigned port = 0;
+    struct sockaddr_in to = {.sin_family = AF_INET};
+    if (sscanf(list, "%63[0-9.]:%u", host, &port) != 2 || inet_pton(AF_INET, host, &to.sin_addr) != 1) return 0;
+    to.sin_port = htons((uint16_t)port);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (fd < 0 || connect(fd, (struct sockaddr *)&to, sizeof to)) return 0;
+    servers[server_count++] = fd;
+  }
+  return 1;
+}
+
+static int server_is_lost(void) {
+  char byte;
+  for (int i = 0; i < server_count; i++)
+    if (recv(servers[i], &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0 || errno != EAGAIN) return 1;
+  return 0;
+}
+
 int ncclCommInitRank(void **comm, int n, unique_id id, int rank) {
   int file = open(id.path, O_RDWR);
   all = mmap(NULL, sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -80,7 +104,9 @@ int ncclCommInitRank(void **comm, int n, unique_id id, int rank) {
   atomic_store(&all->process[me], getpid());
   FILE *log = fopen(getenv("NCCL_DEBUG_FILE"), "w");
   const char *network = getenv("NCCL_NET") ? getenv("NCCL_NET") : faulty("fallback") ? "Socket" : "Evenkeel";
-  if (!log || fprintf(log, "host:1:1 [0] NCCL INFO Using network %s\n", network) < 0 || fclose(log)) return 2;
+  if (!join_servers()) return 2;
+  const char *via = server_count && !faulty("rings instead") ? "host:1:1 [0] NCCL INFO CollNet 00/0 : 0 [receive] via COLLNET/Evenkeel/0\n" : "";
+  if (!log || fprintf(log, "host:1:1 [0] NCCL INFO Using network %s\n%s", network, via) < 0 || fclose(log)) return 2;
   if (faulty("no output")) sleep_for_ever();
   *comm = all;
   return barrier() ? 0 : LOST;
@@ -136,7 +162,7 @@ int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, vo
   if (faulty("hang") && calls == 9) return stuck = 1, 0;
   if (faulty("crash") && calls == 9 && me == 1) abort();
   memcpy(all->data[me], from, bytes);
-  if (!barrier()) return lost();
+  if (!barrier() || server_is_lost()) return lost();
   for (size_t i = 0; i < count; i++) {
     double x = get(all->data[0] + i * width(type), type);
     for (int r = 1; r < ranks; r++) {

@@ -113,8 +113,12 @@ def _check(tensors: Sequence[Tensor]) -> None:
         if tensor.device.type != "cpu":
             raise ArgumentError(
                 f"backend {NAME} works on tensors on the CPU, and this one is on {tensor.device}: "
-                f"use init_process_group('cpu:{NAME},{tensor.device.type}:nccl')"
-                + ("" if _BESIDE_OTHERS else f" with torch 2.10 or later; this is {torch.__version__}")
+                + (
+                    f"use init_process_group('cpu:{NAME},{tensor.device.type}:nccl')"
+                    if _BESIDE_OTHERS
+                    else f"torch {torch.__version__} can have {NAME} as a group's only backend: use init_process_group('nccl'), "
+                    f"and new_group(backend='{NAME}') for tensors on the CPU; torch 2.12 or later can have both in one group"
+                )
             )
         if tensor.layout != torch.strided:
             raise ArgumentError(f"unsupported layout: this operation of backend {NAME} works on dense tensors, not {tensor.layout}")
