@@ -27,13 +27,21 @@ pub(super) unsafe extern "C" fn init_v11(
     guard("CollNet init", || {
         // SAFETY: NCCL passes a valid out-pointer for the context.
         let out = unsafe { out_param(context, "context") }?;
-        *out = Box::into_raw(Box::new(CollNetContext::new(communicator)?)).cast();
+        // NCCL gives up a table without devices and does not finalize its context. Version 2.28.3 does, through the null pointer that
+        // it has then for a table, unless the context is null.
+        *out = match comm::device_count()? {
+            0 => ptr::null_mut(),
+            _ => Box::into_raw(Box::new(CollNetContext::new(communicator)?)).cast(),
+        };
         Ok(())
     })
 }
 
 pub(super) unsafe extern "C" fn finalize_v11(context: *mut c_void) -> NcclResult {
     guard("CollNet finalize", || {
+        if context.is_null() {
+            return Ok(()); // that of a table without devices
+        }
         // SAFETY: a context that is not null came from `init_v11`, and NCCL finalizes it once.
         unsafe { take_box::<CollNetContext>(context, "context") }.map(drop)
     })
