@@ -14,6 +14,8 @@ pub(crate) const MAX_ROWS: usize = 64;
 
 const CELL: usize = 2;
 const ROW: usize = 14;
+/// Width of the legend of one state.
+const LEGEND: usize = 160;
 const LEFT: usize = 150;
 const TOP: usize = 46;
 
@@ -77,7 +79,7 @@ impl Timeline {
     pub fn svg(&self) -> String {
         let Some((last, _)) = self.moments.back() else { return String::new() };
         let rows: Vec<&Process> = last.states.iter().map(|(process, _)| process).collect();
-        let width = LEFT + CELL * self.moments.len().max(220) + 20;
+        let width = LEFT + (CELL * self.moments.len()).max(LEGEND * State::ALL.len()) + 20;
         let height = TOP + ROW * rows.len() + 46;
         let mut out = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"{width}\" height=\"{height}\" fill=\"#fff\"/>\n"
@@ -124,7 +126,7 @@ impl Timeline {
             ));
         }
         for (at, (_, colour, words)) in State::ALL.iter().enumerate() {
-            let (x, y) = (LEFT + 130 * at, TOP + ROW * rows.len() + 16);
+            let (x, y) = (LEFT + LEGEND * at, TOP + ROW * rows.len() + 16);
             put(format_args!(
                 "<rect x=\"{x}\" y=\"{y}\" width=\"10\" height=\"10\" fill=\"{colour}\"/>"
             ));
