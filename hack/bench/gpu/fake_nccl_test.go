@@ -89,7 +89,7 @@ func TestFakeNCCLWritesThePage(t *testing.T) {
 // In the lab, ranks and servers are on hosts of their own.
 func TestFakeNCCLInShapedNetworks(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("networks of namespaces need root")
+		t.Fatal("networks of namespaces need root")
 	}
 	o := fakeNCCL(t, "")
 	o.noLab = false

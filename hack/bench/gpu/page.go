@@ -112,8 +112,8 @@ func (r report) writeShaped(b *bytes.Buffer) {
 		b.WriteString("Not measured: networks of namespaces need root.\n")
 		return
 	}
-	fmt.Fprintf(b, "All-reduce of %s, %s, in networks of namespaces on this machine, with shaped links. Each job of %d ranks or more is a row; "+
-		"where it started several times, the figures are the median, and from where to where.\n", comparedType, comparedOp, 2)
+	fmt.Fprintf(b, "All-reduce of %s, %s, in networks of namespaces on this machine, with shaped links. The median of %d jobs over unequal links, "+
+		"with the least and the most in brackets; one job in the star.\n", comparedType, comparedOp, starts)
 	var network string
 	var table page.Table
 	var sizes []int
@@ -134,6 +134,10 @@ func (r report) writeShaped(b *bytes.Buffer) {
 			var times []float64
 			for _, seconds := range run.Seconds[bytes] {
 				times = append(times, 1e3*seconds)
+			}
+			if len(times) == 1 {
+				cells = append(cells, fmt.Sprintf("%.1f ms", times[0]))
+				continue
 			}
 			cells = append(cells, stats.MedianAndRange(times)+" ms")
 		}

@@ -25,7 +25,8 @@ type servers struct {
 
 var listeningAt = regexp.MustCompile(`^listening at ([^ ,]+)`)
 
-// startServers starts a reduction server for each host of the lab that is named, or that many at the loopback interface.
+// startServers starts that many reduction servers: one on each of these hosts of the lab, or without a lab all at the loopback
+// interface.
 func startServers(ctx context.Context, program string, lab *netns.Lab, hosts []netns.Host, count int) (_ *servers, err error) {
 	s := &servers{}
 	defer func() {

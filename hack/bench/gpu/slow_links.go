@@ -13,10 +13,10 @@ import (
 
 // Shaped networks, in namespaces of this machine: two hosts joined by unequal links, and a star in which each host has one card.
 const (
-	links        = "1gbit,1gbit,1gbit,200mbit"
-	starRate     = netns.Gbit
-	starRanks    = 4
-	communicator = 3 // how often a job starts anew: each time its connections take other links
+	links     = "1gbit,1gbit,1gbit,200mbit"
+	starRate  = netns.Gbit
+	starRanks = 4
+	starts    = 3 // how often a job over unequal links starts: each time its connections take other links
 )
 
 // sizes of an all-reduce in a shaped network.
@@ -58,7 +58,7 @@ func inShapedNetworks(ctx context.Context, out io.Writer, w world, plugin, serve
 	unequal := w
 	unequal.ranks, unequal.hosts = 2, []netns.Host{netns.H1, netns.H2}
 	name := "2 ranks, joined by links of " + strings.ReplaceAll(links, ",", ", ")
-	if all, err = inLab(ctx, out, unequal, name, netns.Config{Name: "bench-gpu", Links: netns.Links(rates...)}, ways(plugin), communicator, ""); err != nil {
+	if all, err = inLab(ctx, out, unequal, name, netns.Config{Name: "bench-gpu", Links: netns.Links(rates...)}, ways(plugin), starts, ""); err != nil {
 		return nil, err
 	}
 	star := netns.Config{Name: "bench-gpu"}
@@ -75,7 +75,7 @@ func inShapedNetworks(ctx context.Context, out io.Writer, w world, plugin, serve
 	return append(all, more...), err
 }
 
-// inLab measures each way in one network. The ranks have its first hosts, and reduction servers those after them.
+// inLab measures each way in one network, that many times. The ranks have its first hosts, and reduction servers those after them.
 func inLab(ctx context.Context, out io.Writer, w world, name string, config netns.Config, ways []way, times int, server string) (all []shaped, err error) {
 	if w.lab, err = netns.Up(ctx, config); err != nil {
 		return nil, err
