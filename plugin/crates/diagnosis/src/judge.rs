@@ -423,7 +423,10 @@ mod tests {
         // The last one has to find its rate again when the others have ended.
         let mut last_is_slow = [(0.3, card / 14.0); 7];
         last_is_slow[4] = (0.98, card / 14.0);
-        for connections in [equal, one_after_the_other, shared_out, last_is_slow] {
+        // Of one, no byte was seen under way.
+        let mut one_is_instant = equal;
+        one_is_instant[0].0 = 0.0;
+        for connections in [equal, one_after_the_other, shared_out, last_is_slow, one_is_instant] {
             let verdict = judge(&gather(connections));
             assert!(verdict.suspects.is_empty(), "{}", verdict.text);
         }

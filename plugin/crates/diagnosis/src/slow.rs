@@ -28,6 +28,10 @@ const LOSSY_PACE: f64 = 1.05;
 const MIN_RETRANSMITS: f64 = 8.0;
 /// The share of a card's connections that must be slow for the card to be.
 const MOST: f64 = 0.7;
+/// A card is crowded if it carries so many times what the middle one does. How it is shared out, TCP decides, and no path: the last
+/// one of a gather has to find its rate again. So a connection of such a card is slow only if it is so many times slower.
+const CROWDED: f64 = 2.0;
+const CROWDED_SLOW: f64 = 4.0;
 
 /// The end of a connection: a card of a host, in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,11 +53,6 @@ struct Group {
     slower: Vec<usize>,
 }
 
-/// A card is crowded if it carries so many times what the middle one does. How it is shared out, TCP decides, and no path: the last
-/// one of a gather has to find its rate again. So a connection of such a card is slow only if it is so many times slower.
-const CROWDED: f64 = 2.0;
-const CROWDED_SLOW: f64 = 4.0;
-
 /// How long bytes of a connection are under way.
 #[derive(Clone, Copy, Default)]
 struct Pace {
@@ -71,6 +70,7 @@ impl Pace {
     }
 }
 
+/// The pace of each connection.
 fn paces(job: &Job) -> Vec<Pace> {
     let mut cards: BTreeMap<End<'_>, Vec<usize>> = BTreeMap::new();
     for (number, link) in job.links.iter().enumerate() {
@@ -102,8 +102,10 @@ fn paces(job: &Job) -> Vec<Pace> {
             }
         }
         // The bytes of those that are under way for less long, and the part of others' that is under way meanwhile.
-        let per_share =
-            |number: usize| job.links[number].rate / under_way(number).max(f64::MIN_POSITIVE);
+        let per_share = |number: usize| match under_way(number) {
+            share if share > 0.0 => job.links[number].rate / share,
+            _ => 0.0,
+        };
         let (mut bytes, mut longer) = (0.0, numbers.iter().map(|number| per_share(*number)).sum());
         for number in numbers.iter().filter(|_| is_crowded) {
             bytes += job.links[*number].rate;
