@@ -423,10 +423,7 @@ mod tests {
         // The last one has to find its rate again when the others have ended.
         let mut last_is_slow = [(0.3, card / 14.0); 7];
         last_is_slow[4] = (0.98, card / 14.0);
-        // Of one, no byte was seen under way.
-        let mut one_is_instant = equal;
-        one_is_instant[0].0 = 0.0;
-        for connections in [equal, one_after_the_other, shared_out, last_is_slow, one_is_instant] {
+        for connections in [equal, one_after_the_other, shared_out, last_is_slow] {
             let verdict = judge(&gather(connections));
             assert!(verdict.suspects.is_empty(), "{}", verdict.text);
         }
@@ -437,6 +434,96 @@ mod tests {
         let verdict = judge(&gather(connections));
         assert_eq!(verdict.suspects[0].class, Class::Path, "{}", verdict.text);
         assert_eq!(verdict.suspects[0].place.host, "n3", "{}", verdict.text);
+    }
+
+    /// Eight ranks, each of which sends as many bytes to two servers and gets as many back. A server's card carries four times as much
+    /// as a rank's.
+    fn with_servers(change: impl Fn(usize, &mut Link)) -> Job {
+        let mut job = chain(|_, _| ());
+        let server = |at: usize| Process { host: format!("s{at}"), ..Process::default() };
+        job.members.extend((0..2).map(|at| Member { process: server(at), ..Member::default() }));
+        let pairs = (0..8).flat_map(|rank| [(rank, 8), (rank, 9), (8, rank), (9, rank)]);
+        let links = pairs.map(|(from, to)| {
+            let mut link = Link {
+                from: Some(from),
+                to: Some(to),
+                from_device: "eth0".to_owned(),
+                to_device: "eth0".to_owned(),
+                pending: 0.4,
+                wanted: 1.0,
+                unacknowledged: 0.4,
+                rate: 1e6,
+                round_trip: 0.001,
+                ..Link::default()
+            };
+            change(from.min(to), &mut link);
+            link
+        });
+        job.links = links.collect();
+        job
+    }
+
+    #[test]
+    fn slow_card_of_a_rank_with_reduction_servers_is_named() {
+        let verdict = judge(&with_servers(|_, _| ()));
+        assert!(verdict.suspects.is_empty(), "{}", verdict.text);
+        // Bytes of all others are under way for the same time, but all wait for the slow one's.
+        for times in [2.0, 4.0, 10.0] {
+            let verdict = judge(&with_servers(|rank, link| {
+                let share = if rank == 3 { 0.98 } else { 0.98 / times };
+                (link.pending, link.unacknowledged) = (share, share);
+            }));
+            let suspect = verdict
+                .suspects
+                .first()
+                .map(|suspect| (suspect.class, suspect.place.host.as_str()));
+            assert_eq!(suspect, Some((Class::Link, "n3")), "{times}: {}", verdict.text);
+        }
+        // One path, to one of the servers, may be slow for the server's sake.
+        let verdict = judge(&with_servers(|rank, link| {
+            if rank == 3 && link.to == Some(8) {
+                (link.pending, link.unacknowledged) = (0.98, 0.98);
+            }
+        }));
+        assert!(verdict.suspects.is_empty(), "{}", verdict.text);
+    }
+
+    #[test]
+    fn path_that_loses_packets_of_a_crowded_card_is_named() {
+        let mut connections = [(0.3, 5e6 / 14.0); 7];
+        connections[3].0 = 0.98;
+        let mut job = gather(connections);
+        job.links[3].retransmits = 0.05 * job.links[3].rate / 1448.0;
+        let verdict = judge(&job);
+        assert_eq!(verdict.suspects[0].place.host, "n4", "{}", verdict.text);
+    }
+
+    /// Cards that carry next to nothing do not make the others crowded.
+    #[test]
+    fn slow_path_beside_idle_cards_is_named() {
+        let slow = |idle: usize| {
+            let mut job = chain(|from, link| {
+                (link.rate, link.unacknowledged) = (1.1e6, 0.3);
+                (link.pending, link.wanted, link.unposted) = (0.3, 1.0, 0.0);
+                if from == 2 {
+                    (link.pending, link.unacknowledged) = (0.98, 0.98);
+                }
+            });
+            let cards = (0..idle).flat_map(|card| (0..7).map(move |from| (card, from)));
+            job.links.extend(cards.map(|(card, from)| Link {
+                from: Some(from),
+                to: Some(from + 1),
+                from_device: format!("eth{}", card + 1),
+                to_device: format!("eth{}", card + 1),
+                rate: 1e3,
+                unacknowledged: 0.000_3,
+                ..Link::default()
+            }));
+            let verdict = judge(&job);
+            verdict.suspects.first().map(|suspect| suspect.place.host.clone())
+        };
+        assert_eq!(slow(0).as_deref(), Some("n2"));
+        assert_eq!(slow(3).as_deref(), Some("n2"));
     }
 
     #[test]

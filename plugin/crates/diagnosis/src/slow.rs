@@ -1,6 +1,6 @@
 //! Cards and paths that are slow: bytes are under way longer there than on others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::job::{Job, Link};
 use crate::judge::{Found, MIN_SHARE, place};
@@ -28,9 +28,11 @@ const LOSSY_PACE: f64 = 1.05;
 const MIN_RETRANSMITS: f64 = 8.0;
 /// The share of a card's connections that must be slow for the card to be.
 const MOST: f64 = 0.7;
-/// A card is crowded if it carries so many times what the middle one does. How it is shared out, TCP decides, and no path: the last
-/// one of a gather has to find its rate again. So a connection of such a card is slow only if it is so many times slower.
-const CROWDED: f64 = 2.0;
+/// A card is crowded if it carries more than so many times what the middle one does. TCP shares such a card unevenly.
+const CROWDED: f64 = 2.5;
+/// Cards that carry less than this share of what the busiest one does are not counted for that.
+const MIN_CARRIED: f64 = 0.1;
+/// A connection of a crowded card is slow from so many times on: the last one of a gather has to find its rate again.
 const CROWDED_SLOW: f64 = 4.0;
 
 /// The end of a connection: a card of a host, in one direction.
@@ -43,6 +45,9 @@ struct End<'a> {
 
 /// The index of a connection, and those of the members at its ends.
 type Between = (usize, usize, usize);
+
+/// A connection whose ends are both known: its index, itself, and the indices of its sender and its receiver.
+type Known<'a> = (usize, &'a Link, usize, usize);
 
 /// The connections of one end.
 #[derive(Default)]
@@ -59,13 +64,13 @@ struct Pace {
     /// How long a byte takes, were it alone on its cards; `None`: it carries nothing. A card that many send to at once is not slow
     /// because of that.
     of_a_byte: Option<f64>,
-    is_crowded: bool,
+    /// Whether its sender's card is crowded, and its receiver's.
+    crowded: [bool; 2],
 }
 
 impl Pace {
     /// Whether it is that many times longer than usual.
     fn is_longer(self, times: f64, usual: f64) -> bool {
-        let times = if self.is_crowded { times.max(CROWDED_SLOW) } else { times };
         self.of_a_byte.is_none_or(|its| its > times * usual)
     }
 }
@@ -79,14 +84,19 @@ fn paces(job: &Job) -> Vec<Pace> {
             ends.into_iter().for_each(|end| cards.entry(end).or_default().push(number));
         }
     }
-    let carried = |numbers: &[usize]| numbers.iter().map(|number| job.links[*number].rate).sum();
-    let usual = median(cards.values().map(|numbers| carried(numbers)).filter(|rate| *rate > 0.0));
+    let carried =
+        |numbers: &[usize]| -> f64 { numbers.iter().map(|number| job.links[*number].rate).sum() };
+    let most = cards.values().map(|numbers| carried(numbers)).fold(0.0, f64::max);
+    let usual = median(
+        cards.values().map(|numbers| carried(numbers)).filter(|rate| *rate > MIN_CARRIED * most),
+    );
     let under_way = |number: usize| job.links[number].under_way();
     // The number of connections that share the busier one of its cards with it, as far as they are busy for half as long.
     let mut sharing = vec![1.0_f64; job.links.len()];
     // What its crowded card carries a second, while bytes of it are under way.
     let mut beside = vec![0.0_f64; job.links.len()];
-    for mut numbers in cards.into_values() {
+    let mut crowded = vec![[false; 2]; job.links.len()];
+    for (end, mut numbers) in cards {
         let is_crowded = carried(&numbers) > CROWDED * usual;
         numbers.sort_by(|a, b| under_way(*a).total_cmp(&under_way(*b)));
         let (mut less, mut sum_of_less) = (0, 0.0);
@@ -112,21 +122,50 @@ fn paces(job: &Job) -> Vec<Pace> {
             longer -= per_share(*number);
             beside[*number] =
                 beside[*number].max(bytes + under_way(*number) * f64::max(longer, 0.0));
+            crowded[*number][usize::from(!end.sends)] = true;
         }
     }
     let pace = |(number, link): (usize, &Link)| {
         let alone = if beside[number] > 0.0 { beside[number] } else { link.rate * sharing[number] };
         Pace {
             of_a_byte: (link.rate > 0.0).then(|| link.under_way() / alone),
-            is_crowded: beside[number] > 0.0,
+            crowded: crowded[number],
         }
     };
     job.links.iter().enumerate().map(pace).collect()
 }
 
+/// Which connections may be slow because TCP shares a crowded card unevenly. Not those of a card whose connections are mostly slow,
+/// to several hosts: the cards of all these do not happen to be shared out to its disadvantage.
+fn shared_unevenly(job: &Job, links: &[Known<'_>], paces: &[Pace], usual: f64) -> Vec<bool> {
+    let mut uneven: Vec<bool> = paces.iter().map(|pace| pace.crowded != [false; 2]).collect();
+    // Of each card that is not crowded itself, its connections to crowded ones, and the hosts of these.
+    let mut cards: BTreeMap<End<'_>, (Vec<usize>, BTreeSet<&str>)> = BTreeMap::new();
+    for (number, link, from, to) in links.iter().filter(|(number, ..)| uneven[*number]) {
+        let ends = ends_of(job, link, *from, *to);
+        for (end, other, is_crowded) in [
+            (ends[0], ends[1], paces[*number].crowded[0]),
+            (ends[1], ends[0], paces[*number].crowded[1]),
+        ] {
+            if !is_crowded {
+                let (numbers, hosts) = cards.entry(end).or_default();
+                numbers.push(*number);
+                hosts.insert(other.host);
+            }
+        }
+    }
+    for (numbers, hosts) in cards.into_values() {
+        let slow = numbers.iter().filter(|number| paces[**number].is_longer(SLOW, usual)).count();
+        if hosts.len() >= 2 && slow as f64 >= MOST * numbers.len() as f64 {
+            numbers.into_iter().for_each(|number| uneven[number] = false);
+        }
+    }
+    uneven
+}
+
 /// Cards and paths on which bytes are under way longer than on others. Processes that are late explain the waits for them.
 pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
-    let links: Vec<(usize, &Link, usize, usize)> = job
+    let links: Vec<Known<'_>> = job
         .links
         .iter()
         .enumerate()
@@ -138,6 +177,8 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
     let carrying = links.iter().filter(|(_, link, ..)| link.rate > 0.0);
     let loss = median(carrying.map(|(_, link, ..)| link.loss()));
     let is_slower = |number: usize, times: f64| paces[number].is_longer(times, pace);
+    let uneven = shared_unevenly(job, &links, &paces, pace);
+    let limit = |number: usize, times: f64| if uneven[number] { CROWDED_SLOW } else { times };
     let is_lossy = |number: usize| {
         let link = &job.links[number];
         link.retransmits * job.window >= MIN_RETRANSMITS
@@ -148,7 +189,7 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
         let link = &job.links[number];
         let long_trip =
             link.round_trip > LONG_TRIP.0 * trip && link.round_trip > trip + LONG_TRIP.1;
-        is_slower(number, SLOW)
+        is_slower(number, limit(number, SLOW))
             || long_trip && is_slower(number, LONG_TRIP_PACE)
             || link.is_unanswered
     };
@@ -179,7 +220,9 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
             }
             let is_late = is_late[*from] || is_late[*to];
             if slow
-                || !is_late && link.under_way() >= MIN_SHARE && is_slower(*number, SLIGHTLY_SLOW)
+                || !is_late
+                    && link.under_way() >= MIN_SHARE
+                    && is_slower(*number, limit(*number, SLIGHTLY_SLOW))
             {
                 group.slower.push(*number);
             }
