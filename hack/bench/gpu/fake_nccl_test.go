@@ -40,6 +40,10 @@ func TestMain(m *testing.M) {
 	if len(os.Args) < 2 || os.Args[1] != "serve" {
 		os.Exit(m.Run())
 	}
+	if os.Getenv("EVENKEEL_ENCRYPTION") != "" {
+		fmt.Fprintln(os.Stderr, "this server would refuse all ranks")
+		os.Exit(1)
+	}
 	listener, err := net.Listen("tcp", os.Args[3])
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -62,6 +66,7 @@ func TestFakeNCCLWritesThePage(t *testing.T) {
 		o := fakeNCCL(t, "")
 		o.ranks = ranks
 		t.Setenv("NCCL_NET", "Other") // the caller's settings do not count
+		t.Setenv("EVENKEEL_ENCRYPTION", "required")
 		var out bytes.Buffer
 		if err := run(t.Context(), &out, o); err != nil {
 			t.Fatalf("%d ranks: %v\n%s", ranks, err, &out)
@@ -71,10 +76,10 @@ func TestFakeNCCLWritesThePage(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, want := range []string{
-			"NCCL 2.30.7, fake GPU 0, ", "(CUDA 13.0)", "plugin built elsewhere, from commit unknown",
+			"NCCL 2.30.7, fake GPU 0, ", "(CUDA 13.0)", "plugin and servers built elsewhere, from commit unknown",
 			"| int8 | sum | 8, 8 B to 64 KiB | 2 | 0 |", "| bfloat16 | avg | 8, 8 B to 64 KiB | 2 | 0 |", "| float8e5m2 | sum | 8, ",
 			"NCCL reports: remote error (6): injected failure", "by time slicing",
-			"One of 2 reduction servers was killed", "Not measured: networks of namespaces need root.",
+			"One of 2 reduction servers was killed", "Not measured: left out with `--no-lab`.",
 		} {
 			if !strings.Contains(string(text), want) {
 				t.Errorf("%d ranks: the page lacks %q:\n%s", ranks, want, text)
@@ -86,7 +91,7 @@ func TestFakeNCCLWritesThePage(t *testing.T) {
 	}
 }
 
-// In the lab, ranks and servers are on hosts of their own.
+// In the lab, ranks are on hosts of their own.
 func TestFakeNCCLInShapedNetworks(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("networks of namespaces need root")
@@ -95,6 +100,18 @@ func TestFakeNCCLInShapedNetworks(t *testing.T) {
 	o.noLab = false
 	if err := run(t.Context(), io.Discard, o); err != nil {
 		t.Fatal(err)
+	}
+	places := map[string]bool{}
+	for rank := range starRanks {
+		log, err := os.ReadFile(filepath.Join(o.logs, fmt.Sprintf("shaped-%d-0-rank%d.log", starRanks, rank)))
+		place := regexp.MustCompile(`in net:\[\d+\] by eth0`).Find(log)
+		if err != nil || place == nil {
+			t.Fatalf("rank %d: %v, %q", rank, err, log)
+		}
+		places[string(place)] = true
+	}
+	if len(places) != starRanks {
+		t.Errorf("%d ranks are on %d hosts", starRanks, len(places))
 	}
 	text, err := os.ReadFile(filepath.Join(o.output, "gpu.md"))
 	if err != nil {
@@ -141,8 +158,11 @@ func TestFakeNCCLFaultsAreReported(t *testing.T) {
 		"no output":         {want: `^plugin: no output of any rank for 2s`, shorten: func(p *plan) { p.outputTimeout = 2 * time.Second }},
 		"loss not reported": {want: `^kill: rank 0 got no error when rank 1 was killed: rank 0: .* not done after 1 s`, shorten: func(p *plan) { p.timeout = time.Second }},
 		"loss ignored":      {want: `^kill: 1 of 1 ranks had not exited \d+s after rank 1 was killed`, shorten: func(p *plan) { p.outputTimeout = 2 * time.Second }},
-		"no GPU":            {want: `^CUDA driver: no usable GPU: FAKE_NO_DEVICE \(100\): see the output of nvidia-smi$`, missing: true},
-		"old NCCL":          {want: `^NCCL 2.20.5 \(\S+\) is too old: 2.21 is the first`, missing: true},
+		"server loss not reported": {
+			want: `^kill-server: rank \d got no error when a reduction server was killed: rank \d: .* not done after 1 s`, shorten: func(p *plan) { p.timeout = time.Second },
+		},
+		"no GPU":   {want: `^CUDA driver: no usable GPU: FAKE_NO_DEVICE \(100\): see the output of nvidia-smi$`, missing: true},
+		"old NCCL": {want: `^NCCL 2.20.5 \(\S+\) is too old: 2.21 is the first`, missing: true},
 	} {
 		t.Run(fault, func(t *testing.T) {
 			o := fakeNCCL(t, fault)
@@ -210,7 +230,7 @@ func TestFakeNCCLInvalidFlags(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, arguments := range [][]string{{"--rank", "x"}, {"--ranks", "3"}, {"--rank", "2"}, {"--max", "9"}, {"--min", "64", "--max", "8"}, {"--iterations", "0"}, {"--what"}, {"--id"}, {}} {
+	for _, arguments := range [][]string{{"--rank", "x"}, {"--ranks", "3"}, {"--rank", "2"}, {"--max", "9"}, {"--min", "64", "--max", "8"}, {"--iterations", "0"}, {"--what"}, {"--id"}, {"--only", "float"}, {}} {
 		out, err := exec.Command(program, arguments...).CombinedOutput()
 		if exitErr := (*exec.ExitError)(nil); !errors.As(err, &exitErr) || exitErr.ExitCode() != failed || bytes.Count(out, []byte("\n")) != 1 {
 			t.Errorf("%q: %v, %q; want status %d and one line", arguments, err, out, failed)

@@ -102,8 +102,8 @@ Needs an NVIDIA driver, NCCL 2.21 or newer, and cc. Where one is missing, the er
 		},
 	}
 	cmd.Flags().StringVar(&o.nccl, "nccl", "", "NCCL's library (default libnccl.so.2 where the loader finds it, or Python's package)")
-	cmd.Flags().StringVar(&o.plugin, "plugin", "", "the plugin (default: built from this checkout)")
-	cmd.Flags().StringVar(&o.server, "server", "", "the reduction server (default: built from this checkout)")
+	cmd.Flags().StringVar(&o.plugin, "plugin", "", "the plugin, with --server (default: both are built from this checkout)")
+	cmd.Flags().StringVar(&o.server, "server", "", "the reduction server, with --plugin")
 	cmd.Flags().StringVar(&o.builtFrom, "built-from", "unknown", "the commit that --plugin and --server were built from, where this machine cannot build them")
 	cmd.Flags().BoolVar(&o.noLab, "no-lab", false, "leave out the networks of namespaces, which need root")
 	cmd.Flags().IntVar(&o.ranks, "ranks", 2, "number of ranks: 2, 4 or 8")
@@ -115,6 +115,9 @@ Needs an NVIDIA driver, NCCL 2.21 or newer, and cc. Where one is missing, the er
 func run(ctx context.Context, out io.Writer, o options) error {
 	if o.ranks != 2 && o.ranks != 4 && o.ranks != 8 {
 		return fmt.Errorf("--ranks %d: 2, 4 or 8, so that every type can hold all results exactly", o.ranks)
+	}
+	if (o.plugin == "") != (o.server == "") {
+		return errors.New("--plugin and --server go together: both are of one commit")
 	}
 	root, err := toolbox.Root()
 	if err != nil {
@@ -138,15 +141,11 @@ func run(ctx context.Context, out io.Writer, o options) error {
 	if o.nccl, r.Probe, err = findNCCL(ctx, program, o.nccl); err != nil {
 		return err
 	}
-	if o.plugin == "" || o.server == "" {
-		library, server, err := build(ctx, root)
-		if err != nil {
+	if o.plugin == "" {
+		r.Library = "of " + source.String()
+		if o.plugin, o.server, err = build(ctx, root); err != nil {
 			return err
 		}
-		if o.plugin == "" {
-			o.plugin, r.Library = library, "of "+source.String()
-		}
-		o.server = cmp.Or(o.server, server)
 	}
 	for name, path := range map[string]*string{"--plugin": &o.plugin, "--server": &o.server} {
 		if *path, err = filepath.Abs(*path); err != nil {
@@ -163,7 +162,7 @@ func run(ctx context.Context, out io.Writer, o options) error {
 		return err
 	}
 	fmt.Fprintf(out, "NCCL %s, %s; NCCL's logs are in %s\n", r.Probe.version(), r.Probe.GPU, o.logs)
-	w := world{program: program, nccl: o.nccl, ranks: o.ranks, plan: o.plan, work: work, logs: o.logs}
+	w := world{program: program, nccl: o.nccl, version: r.Probe.NCCL, ranks: o.ranks, plan: o.plan, work: work, logs: o.logs}
 	overPlugin, overSocket := w, w
 	overPlugin.name, overPlugin.network = "plugin", "Evenkeel"
 	overPlugin.environment = []string{"NCCL_NET_PLUGIN=" + o.plugin}
@@ -182,7 +181,12 @@ func run(ctx context.Context, out io.Writer, o options) error {
 	if err := r.overServers(ctx, out, overPlugin, o.server); err != nil {
 		return err
 	}
-	if !o.noLab && os.Geteuid() == 0 {
+	switch {
+	case o.noLab:
+		r.NoLab = "left out with `--no-lab`"
+	case os.Geteuid() != 0:
+		r.NoLab = "networks of namespaces need root"
+	default:
 		if r.Shaped, err = inShapedNetworks(ctx, out, w, o.plugin, o.server); err != nil {
 			return err
 		}
@@ -202,7 +206,7 @@ func (r *report) overServers(ctx context.Context, out io.Writer, w world, progra
 	}
 	defer s.stop()
 	w.name, w.collNet = "servers", true
-	w.environment = append(slices.Clone(w.environment), s.environment()...)
+	w.environment = append(slices.Clone(w.environment), s.environment(w.version)...)
 	if r.Servers, err = w.allReduce(ctx, out); err != nil {
 		return err
 	}
@@ -296,9 +300,13 @@ func build(ctx context.Context, root string) (library, server string, err error)
 	return paths[0], paths[1], nil
 }
 
-// mpsRuns says whether NVIDIA's Multi-Process Service runs, where programs look for it.
+// mpsRuns says whether NVIDIA's Multi-Process Service runs, where programs look for it: the process of its file is there.
 func mpsRuns() bool {
-	_, err := os.Stat(filepath.Join(cmp.Or(os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), "/tmp/nvidia-mps"), "control"))
+	text, err := os.ReadFile(filepath.Join(cmp.Or(os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), "/tmp/nvidia-mps"), "nvidia-cuda-mps-control.pid"))
+	if err != nil {
+		return false
+	}
+	_, err = os.Stat(filepath.Join("/proc", strings.TrimSpace(string(text))))
 	return err == nil
 }
 

@@ -25,7 +25,9 @@ type report struct {
 	MPS                     bool
 	Plugin, Servers, Socket []row
 	Lost, LostServer        loss
-	Shaped                  []shaped // none: not measured
+	Shaped                  []shaped
+	// NoLab is why there are no shaped networks.
+	NoLab string
 }
 
 // The page shows the times of this type and operation.
@@ -44,7 +46,7 @@ func (r report) markdown() []byte {
 	var b bytes.Buffer
 	o := r.Options
 	fmt.Fprintf(&b, "# GPU results\n\nWritten by `make gpu`; do not edit.\n\n")
-	fmt.Fprintf(&b, "NCCL %s, %s, driver %s (CUDA %d.%d), plugin %s", r.Probe.version(), r.Probe.GPU, r.Driver, r.Probe.CUDA/1000, r.Probe.CUDA/10%100, r.Library)
+	fmt.Fprintf(&b, "NCCL %s, %s, driver %s (CUDA %d.%d), plugin and servers %s", r.Probe.version(), r.Probe.GPU, r.Driver, r.Probe.CUDA/1000, r.Probe.CUDA/10%100, r.Library)
 	if o.quick {
 		b.WriteString("; a quick run")
 	}
@@ -109,7 +111,7 @@ func (r report) writeTimes(b *bytes.Buffer) {
 func (r report) writeShaped(b *bytes.Buffer) {
 	b.WriteString("\n## Slow links\n\n")
 	if len(r.Shaped) == 0 {
-		b.WriteString("Not measured: networks of namespaces need root.\n")
+		fmt.Fprintf(b, "Not measured: %s.\n", r.NoLab)
 		return
 	}
 	fmt.Fprintf(b, "All-reduce of %s, %s, in networks of namespaces on this machine, with shaped links. The median of %d jobs over unequal links, "+

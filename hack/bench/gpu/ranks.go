@@ -41,6 +41,7 @@ const (
 type world struct {
 	name, network string // the network is the one that NCCL must report
 	program, nccl string
+	version       int // of NCCL, as ncclGetVersion gives it
 	ranks         int
 	plan          plan
 	environment   []string
@@ -113,11 +114,7 @@ func (w world) command(ctx context.Context, rank int) (*exec.Cmd, error) {
 		}
 		device = netns.DataInterface
 	}
-	// Settings in the environment would make this another run than the page describes.
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(setting string) bool {
-		return strings.HasPrefix(setting, "NCCL_") || strings.HasPrefix(setting, "EVENKEEL_")
-	})
-	cmd.Env = append(cmd.Env,
+	cmd.Env = append(withoutSettings(os.Environ()),
 		fmt.Sprintf("NCCL_HOSTID=node%c", 'A'+rank), "NCCL_SOCKET_IFNAME="+device,
 		"NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1", "NCCL_IB_DISABLE=1", "NCCL_MNNVL_ENABLE=0", "NCCL_NVLS_ENABLE=0", "NCCL_RAS_ENABLE=0",
 		"NCCL_DEBUG=INFO", "NCCL_DEBUG_SUBSYS=INIT,NET,ENV", "NCCL_DEBUG_FILE="+w.log(rank))
@@ -125,6 +122,13 @@ func (w world) command(ctx context.Context, rank int) (*exec.Cmd, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = time.Second
 	return cmd, nil
+}
+
+// withoutSettings leaves out what would make this another run than the page describes.
+func withoutSettings(environment []string) []string {
+	return slices.DeleteFunc(environment, func(setting string) bool {
+		return strings.HasPrefix(setting, "NCCL_") || strings.HasPrefix(setting, "EVENKEEL_")
+	})
 }
 
 // failureLog keeps a process's standard error, and the time of its failure line.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"regexp"
 	"strings"
@@ -56,6 +57,7 @@ func startServers(ctx context.Context, program string, lab *netns.Lab, hosts []n
 
 // start starts a server and returns the address that it listens at.
 func (s *servers) start(cmd *exec.Cmd) (address string, err error) {
+	cmd.Env = withoutSettings(os.Environ())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = time.Second
 	output, err := cmd.StderrPipe()
@@ -87,9 +89,16 @@ func (s *servers) start(cmd *exec.Cmd) (address string, err error) {
 	}
 }
 
-// environment makes NCCL use the servers.
-func (s *servers) environment() []string {
-	return []string{"NCCL_COLLNET_ENABLE=1", "NCCL_ALGO=allreduce:collnetchain", "EVENKEEL_REDUCTION_SERVERS=" + strings.Join(s.addresses, ",")}
+// algorithmsByFunction is the first NCCL that takes algorithms for one function only.
+const algorithmsByFunction = 22400
+
+// environment makes this version of NCCL use the servers.
+func (s *servers) environment(version int) []string {
+	algorithm := "allreduce:collnetchain"
+	if version < algorithmsByFunction {
+		algorithm = "CollNetChain"
+	}
+	return []string{"NCCL_COLLNET_ENABLE=1", "NCCL_ALGO=" + algorithm, "EVENKEEL_REDUCTION_SERVERS=" + strings.Join(s.addresses, ",")}
 }
 
 // kill kills the last server.

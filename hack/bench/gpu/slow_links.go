@@ -102,7 +102,7 @@ func (w world) once(ctx context.Context, out io.Writer, name string, its way, se
 			return err
 		}
 		defer s.stop()
-		w.environment = append(slices.Clone(w.environment), s.environment()...)
+		w.environment = append(slices.Clone(w.environment), s.environment(w.version)...)
 	}
 	rows, err := w.allReduce(ctx, out)
 	if err != nil {

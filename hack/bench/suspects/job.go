@@ -107,6 +107,18 @@ func (j *job) compute(rank int, milliseconds string) error {
 	return os.Rename(file+".new", file)
 }
 
+// pause makes a rank compute for a second before its next operation. It has to have begun the pause before.
+func (j *job) pause(rank int) error {
+	file := j.computeFile(rank) + ".once"
+	if _, err := os.Stat(file); err == nil {
+		return fmt.Errorf("rank %d has not begun the pause before", rank)
+	}
+	if err := os.WriteFile(file+".new", []byte("1000"), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(file+".new", file)
+}
+
 // suspected returns the newest verdict on a suspect that a rank has written; none: nobody is suspected by any.
 func (j *job) suspected() (verdict, bool) {
 	files, _ := filepath.Glob(filepath.Join(j.folder, "verdict.*")) // the pattern is valid

@@ -30,8 +30,8 @@ func (l load) String() string { return l.Pattern + ", " + l.Detail }
 const (
 	// swayPeriod is how often all cards change their rate.
 	swayPeriod = 30 * time.Second
-	// savePeriod is how often rank 0 writes a checkpoint, and saveTime how long it is told to take a second for it.
-	savePeriod, saveTime = time.Minute, 1500 * time.Millisecond
+	// savePeriod is how often rank 0 pauses as for a checkpoint.
+	savePeriod = time.Minute
 )
 
 var (
@@ -96,17 +96,16 @@ func undisturbedLoad(ctx context.Context, o options, slot int, l load) (_ quiet,
 		end := toggle(ctx, swayPeriod, 0.5, func(half bool) error { return j.sway(ctx, o.hosts, half) })
 		defer func() { err = errors.Join(err, end()) }()
 	}
-	if l.saves {
-		end := toggle(ctx, savePeriod, saveTime.Seconds()/savePeriod.Seconds(), func(saving bool) error {
-			if saving {
-				return j.compute(0, "1000")
-			}
-			return j.compute(0, l.computing(0))
-		})
-		defer func() { err = errors.Join(err, end()) }()
-	}
 	last := ""
+	saved, saves, failed := time.Now().Add(-savePeriod/2), 0, error(nil)
 	_, _, err = await(ctx, o.quiet, func() bool {
+		if l.saves && time.Since(saved) >= savePeriod {
+			saved = time.Now()
+			saves++
+			if failed = j.pause(0); failed != nil {
+				return true
+			}
+		}
 		if v, named := j.suspected(); !named {
 			last = ""
 		} else if name := v.Suspects[0].Class + " " + v.Suspects[0].Host; name != last {
@@ -115,6 +114,9 @@ func undisturbedLoad(ctx context.Context, o options, slot int, l load) (_ quiet,
 		}
 		return false
 	})
+	if err = errors.Join(err, failed); err == nil && l.saves && saves == 0 {
+		err = fmt.Errorf("no pause within %s: --quiet %s or more", o.quiet, savePeriod)
+	}
 	return q, err
 }
 

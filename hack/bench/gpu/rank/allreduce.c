@@ -334,6 +334,8 @@ static void parse(int argc, char **argv) {
     fail(FAILED, "--ranks: 2, 4 or 8, and --rank below it");
   if (options.min > options.max || options.min % WIDEST || options.max % WIDEST)
     fail(FAILED, "--min and --max: multiples of %d, in that order", WIDEST);
+  for (int type = 0; options.only && strcmp(options.only, types[type].name) != 0;)
+    if (++type == TYPES) fail(FAILED, "--only %s: no type, such as float32", options.only);
   if (!options.probe && (!options.id || optind != argc))
     fail(FAILED, "--id FILE, the same for all ranks, is needed, and no argument");
 }

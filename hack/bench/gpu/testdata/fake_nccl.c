@@ -106,7 +106,9 @@ int ncclCommInitRank(void **comm, int n, unique_id id, int rank) {
   const char *network = getenv("NCCL_NET") ? getenv("NCCL_NET") : faulty("fallback") ? "Socket" : "Evenkeel";
   if (!join_servers()) return 2;
   const char *via = server_count && !faulty("rings instead") ? "host:1:1 [0] NCCL INFO CollNet 00/0 : 0 [receive] via COLLNET/Evenkeel/0\n" : "";
-  if (!log || fprintf(log, "host:1:1 [0] NCCL INFO Using network %s\n%s", network, via) < 0 || fclose(log)) return 2;
+  char space[64] = "";
+  if (readlink("/proc/self/ns/net", space, sizeof space - 1) < 0) return 2;
+  if (!log || fprintf(log, "host:1:1 [0] NCCL INFO Using network %s\n%sin %s by %s\n", network, via, space, getenv("NCCL_SOCKET_IFNAME")) < 0 || fclose(log)) return 2;
   if (faulty("no output")) sleep_for_ever();
   *comm = all;
   return barrier() ? 0 : LOST;
@@ -162,7 +164,8 @@ int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, vo
   if (faulty("hang") && calls == 9) return stuck = 1, 0;
   if (faulty("crash") && calls == 9 && me == 1) abort();
   memcpy(all->data[me], from, bytes);
-  if (!barrier() || server_is_lost()) return lost();
+  if (!barrier()) return lost();
+  if (server_is_lost()) return faulty("server loss not reported") ? (stuck = 1, 0) : lost();
   for (size_t i = 0; i < count; i++) {
     double x = get(all->data[0] + i * width(type), type);
     for (int r = 1; r < ranks; r++) {

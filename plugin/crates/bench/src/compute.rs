@@ -18,7 +18,8 @@ const MOST: u64 = 60_000;
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct ComputeOptions {
     /// Before each operation, sleep the milliseconds in this file: 40, or 20-60 to draw them anew each time. It is read each
-    /// time; none means 0. The times of allreduce contain it
+    /// time; none means 0. FILE.once, if there is one, is for the next operation instead, and is removed. The times of
+    /// allreduce contain it
     #[arg(long = "compute", value_name = "FILE")]
     file: Option<PathBuf>,
 }
@@ -30,10 +31,21 @@ impl ComputeOptions {
     /// When the file cannot be read, or has something else.
     pub(crate) fn compute(&self) -> Result<()> {
         let Some(file) = &self.file else { return Ok(()) };
-        let text = match std::fs::read_to_string(file) {
-            Ok(text) => text,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(format!("--compute {}: {error}", file.display())),
+        let failed = |error: std::io::Error| format!("--compute {}: {error}", file.display());
+        let once = file.with_added_extension("once");
+        let text = match std::fs::read_to_string(&once) {
+            Ok(text) => {
+                std::fs::remove_file(&once).map_err(failed)?;
+                text
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                match std::fs::read_to_string(file) {
+                    Ok(text) => text,
+                    Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+                    Err(error) => return Err(failed(error)),
+                }
+            }
+            Err(error) => return Err(failed(error)),
         };
         let range = parse(&text).ok_or_else(|| {
             let file = file.display();
@@ -90,6 +102,12 @@ mod tests {
         let start = Instant::now();
         options.compute().unwrap();
         assert!(start.elapsed() >= Duration::from_millis(30));
+        let once = file.with_added_extension("once");
+        std::fs::write(&once, "60").unwrap();
+        let start = Instant::now();
+        options.compute().unwrap();
+        assert!(start.elapsed() >= Duration::from_millis(60));
+        assert!(!once.exists());
         std::fs::write(&file, "soon").unwrap();
         let error = options.compute().unwrap_err();
         assert!(error.contains("\"soon\" is not a time in milliseconds"), "{error}");

@@ -27,8 +27,8 @@ pub(super) unsafe extern "C" fn init_v11(
     guard("CollNet init", || {
         // SAFETY: NCCL passes a valid out-pointer for the context.
         let out = unsafe { out_param(context, "context") }?;
-        // NCCL gives up a table without devices and does not finalize its context. Version 2.28.3 does, through the null pointer that
-        // it has then for a table, unless the context is null.
+        // NCCL gives up a table without devices, and does not finalize its context. Version 2.28.3 calls `finalize` through a null
+        // table, unless the context is null.
         *out = match comm::device_count()? {
             0 => ptr::null_mut(),
             _ => Box::into_raw(Box::new(CollNetContext::new(communicator)?)).cast(),
