@@ -350,6 +350,19 @@ mod tests {
         assert_eq!(card.suspects[0].place.host, "n2", "{}", card.text);
         let path = slower([1.0, 2.1, 1.0]);
         assert_eq!(path.suspects[0].class, Class::Path, "{}", path.text);
+        // A path elsewhere is slow, and its ends hold this card's connections up.
+        let mut elsewhere = job(|_, _| 0.1);
+        for link in &mut elsewhere.links {
+            match (link.from, link.to) {
+                (Some(0), Some(3)) => link.rate /= 4.0,
+                (Some(2), _) => link.rate /= 1.4,
+                _ => {}
+            }
+        }
+        let elsewhere = judge(&elsewhere);
+        assert_eq!(elsewhere.suspects.len(), 1, "{}", elsewhere.text);
+        assert_eq!(elsewhere.suspects[0].class, Class::Path, "{}", elsewhere.text);
+        assert_eq!(elsewhere.suspects[0].place.host, "n0", "{}", elsewhere.text);
         let nobody = slower([1.2, 1.2, 1.2]);
         assert!(nobody.suspects.is_empty(), "{}", nobody.text);
     }

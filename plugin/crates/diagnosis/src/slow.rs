@@ -260,6 +260,13 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
             (its >= DELAYED * pace && longest <= MAX_SPREAD * its).then_some((its, end))
         })
         .filter(|(_, end)| peers(end) >= MIN_PEERS)
+        // A connection that is slow elsewhere holds up the others, too.
+        .filter(|(_, end)| {
+            all_slow.iter().all(|(_, link, from, to)| {
+                let is_its = |other: &End<'_>| (other.host, other.device) == (end.host, end.device);
+                ends_of(job, link, *from, *to).iter().any(is_its)
+            })
+        })
         .max_by(|(one, _), (other, _)| one.total_cmp(other));
     let delayed = delayed.map(|(_, end)| *end);
     cards.extend(delayed.map(|end| (end, peers(&end))));
