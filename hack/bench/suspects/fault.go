@@ -100,8 +100,8 @@ func drawOf(random *rand.Rand, k kind, pattern string, hosts int) fault {
 // touches says whether a fault is of this host.
 func (f fault) touches(host int) bool { return f.Host == host || f.Kind == path && f.Peer == host }
 
-// isRight says whether a verdict names the fault's place and class; of two at once, one of them. In a ring each card has one peer, so
-// the end of a path cannot be told.
+// isRight says whether a verdict names the fault's place and class; of two at once, one of them. A card whose only connection that
+// carries anything is slow cannot be told from the path. The verdict has to say that.
 func (f fault) isRight(v verdict) bool {
 	if len(v.Suspects) == 0 {
 		return false
@@ -118,12 +118,21 @@ func (f fault) isRight(v verdict) bool {
 		other := hostName(f.Peer)
 		return s.Class == classPath && (s.Host == name && peer == other || s.Host == other && peer == name)
 	case egress, ingress, delay, loss, flapping:
-		if f.Pattern == ring {
-			return s.Class == classPath && (s.Host == name || peer == name) || s.Class == classLink && s.Host == name
-		}
-		return s.Class == classLink && s.Host == name
+		return s.Class == classLink && s.Host == name || f.mayBePath(s)
 	case two:
 		return f.Both[0].isRight(v) || f.Both[1].isRight(v)
+	}
+	return false
+}
+
+// mayBePath says whether the fault, or one of two, is of a card, and the suspect a path from or to it that may be that card.
+func (f fault) mayBePath(s suspect) bool {
+	switch f.Kind {
+	case egress, ingress, delay, loss, flapping:
+		name := hostName(f.Host)
+		return s.Class == classPath && s.OrCard && (s.Host == name || s.Peer != nil && s.Peer.Host == name)
+	case two:
+		return f.Both[0].mayBePath(s) || f.Both[1].mayBePath(s)
 	}
 	return false
 }

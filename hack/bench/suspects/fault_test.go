@@ -57,6 +57,10 @@ func TestAVerdictIsRightThatNamesPlaceAndClass(t *testing.T) {
 	}
 	card := fault{Kind: egress, Pattern: allToAll, Host: 2}
 	inRing := fault{Kind: delay, Pattern: ring, Host: 2}
+	orCard := func(v verdict) verdict {
+		v.Suspects[0].OrCard = true
+		return v
+	}
 	between := fault{Kind: path, Pattern: allToAll, Host: 2, Peer: 5}
 	slowed := fault{Kind: behind, Pattern: ring, Host: 4}
 	for _, test := range []struct {
@@ -69,8 +73,10 @@ func TestAVerdictIsRightThatNamesPlaceAndClass(t *testing.T) {
 		{card, names(classPath, "h3", "h4"), false},
 		{card, names(classLate, "h3", ""), false},
 		{card, verdict{}, false},
-		{inRing, names(classPath, "h2", "h3"), true},
-		{inRing, names(classPath, "h4", "h5"), false},
+		{card, orCard(names(classPath, "h3", "h4")), true},
+		{inRing, orCard(names(classPath, "h2", "h3")), true},
+		{inRing, names(classPath, "h2", "h3"), false},
+		{inRing, orCard(names(classPath, "h4", "h5")), false},
 		{between, names(classPath, "h6", "h3"), true},
 		{between, names(classPath, "h3", "h5"), false},
 		{between, names(classLink, "h3", ""), false},
@@ -86,7 +92,7 @@ func TestAVerdictIsRightThatNamesPlaceAndClass(t *testing.T) {
 }
 
 func TestPageCountsWhatWasRightAndSaysWhatWasNot(t *testing.T) {
-	right := result{Fault: fault{Kind: egress, Pattern: ring, Amount: 0.5}, Found: classPath, Right: true, After: 7 * time.Second, Cost: 0.4}
+	right := result{Fault: fault{Kind: egress, Pattern: ring, Amount: 0.5}, Found: classPath, Right: true, Either: true, Before: time.Hour, After: 7 * time.Second, Cost: 0.4}
 	wrong := result{Fault: fault{Kind: path, Pattern: allToAll, Host: 1, Peer: 2, Amount: 0.1}, Found: classLink, Text: "h7 is slow", Cost: 0.3}
 	cheap := result{Fault: fault{Kind: loss, Pattern: ring, Amount: 0.001}, Found: classNobody, Cost: 0.01}
 	calm := []quiet{{load: load{Pattern: ring, Detail: "nobody computes"}, Length: time.Hour, Named: []string{"h1 was named"}}}
@@ -98,6 +104,8 @@ func TestPageCountsWhatWasRightAndSaysWhatWasNot(t *testing.T) {
 	text := string(markdown(report{results: []result{right, wrong, cheap}, calm: calm, spent: spent}, options{seed: 1, hosts: hosts}, page.Source{}, machine.Machine{}))
 	for _, want := range []string{
 		"Of 2 faults that cost the job at least 10 % of its traffic, 1 are right**, 1 wrong, and for 0 nobody was named",
+		"Of these, 1 in rings and 0 in all-to-alls say of a card that it is a path, or one of its cards",
+		"Before the faults, the jobs ran for 1.0 hours without one. 0 times somebody was named then",
 		"* path from h2 to h3 (0.1), all-to-all, over the collectives, cost 30 %: h7 is slow",
 		"1.0 hours of jobs in which nobody is to blame had 1 false verdicts",
 		"nobody computes: h1 was named",

@@ -36,6 +36,7 @@ type suspect struct {
 	Class, Host, Device, Direction string
 	Confidence                     float64
 	Peer                           *struct{ Host string }
+	OrCard                         bool `json:"or_card"` // of a path: one of its ends' cards may be the slow one as well
 }
 
 // A job has a rank on each host of a star.

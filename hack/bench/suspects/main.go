@@ -315,15 +315,21 @@ func (j *job) calms(ctx context.Context) (bool, error) {
 // one injects a fault into a job in which nobody is named, after that time without one.
 func one(ctx context.Context, j *job, f fault, length time.Duration) (_ result, err error) {
 	r := result{Fault: f, Found: classNobody}
+	// Looks for a time whether somebody is named already.
+	watch := func(most time.Duration) error {
+		passed, named, err := await(ctx, most, func() bool { v, named := j.suspected(); r.Text = v.Text; return named })
+		r.Early, r.Before = named, r.Before+passed
+		return err
+	}
 	// The first half is for ranks to come into step.
-	if _, r.Early, err = await(ctx, length/2, func() bool { v, named := j.suspected(); r.Text = v.Text; return named }); err != nil || r.Early {
+	if err := watch(length / 2); err != nil || r.Early {
 		return r, err
 	}
 	before, since, err := j.mark(ctx)
 	if err != nil {
 		return r, err
 	}
-	if _, r.Early, err = await(ctx, length/2, func() bool { v, named := j.suspected(); r.Text = v.Text; return named }); err != nil || r.Early {
+	if err := watch(length / 2); err != nil || r.Early {
 		return r, err
 	}
 	calm, err := j.rate(ctx, before, since)
@@ -364,6 +370,7 @@ func one(ctx context.Context, j *job, f fault, length time.Duration) (_ result, 
 	r.Calm, r.Faulty, r.Cost = max(calm, 1), faulty, 1-faulty/max(calm, 1)
 	if known {
 		r.Found, r.Host, r.Text, r.Right = found.Suspects[0].Class, found.Suspects[0].Host, found.Text, f.isRight(found)
+		r.Either = f.mayBePath(found.Suspects[0])
 	}
 	return r, nil
 }

@@ -18,7 +18,9 @@ type result struct {
 	Found, Host string
 	Text        string
 	Right       bool
-	Early       bool // somebody was named before the fault began
+	Either      bool          // of a card: a path was named, or that card
+	Early       bool          // somebody was named before the fault began
+	Before      time.Duration // how long nobody had been named by the time that the fault began
 	After       time.Duration
 	Calm        float64 // what the job carried before the fault, in bytes a second
 	Faulty      float64 // and with it
@@ -71,9 +73,16 @@ func markdown(r report, o options, source page.Source, host machine.Machine) []b
 
 func writeFaults(b *bytes.Buffer, results []result, o options) {
 	costly, cheap := split(results, result.matters)
-	fmt.Fprintf(b, "`make bench-suspects` injected %d faults, drawn from seed %d, into jobs of %d pretend hosts with cards of %s. Each fault\nbegins while the job runs, and a job gets up to five, one after the other. It is right if the first verdict names its host and its class. In a ring each card has one peer, so a\nverdict that names the path from or to it counts as right there.\n\n", len(results), o.seed, o.hosts, cardRate)
+	fmt.Fprintf(b, "`make bench-suspects` injected %d faults, drawn from seed %d, into jobs of %d pretend hosts with cards of %s. Each fault\nbegins while the job runs, and a job gets up to five, one after the other. It is right if the first verdict names its host and its class. A card that has one peer at\nthe time cannot be told from the path to it. A verdict that names the path, or one of its cards, is right for these.\n\n", len(results), o.seed, o.hosts, cardRate)
 	fmt.Fprintf(b, "**Of %d faults that cost the job at least %.0f %% of its traffic, %d are right**, %d wrong, and for %d nobody was named.\n", len(costly), 100*leastCost, count(costly, result.isGood), count(costly, result.isWrong), count(costly, result.isUnnamed))
+	either := func(r result) bool { return r.isGood() && r.Either }
+	inAllToAll, inRing := split(costly, func(r result) bool { return r.Fault.Pattern == allToAll })
+	fmt.Fprintf(b, "Of these, %d in rings and %d in all-to-alls say of a card that it is a path, or one of its cards.\n", count(inRing, either), count(inAllToAll, either))
 	var times []float64
+	var before time.Duration
+	for _, r := range results {
+		before += r.Before
+	}
 	for _, r := range costly {
 		if r.isGood() {
 			times = append(times, r.After.Seconds())
@@ -83,7 +92,9 @@ func writeFaults(b *bytes.Buffer, results []result, o options) {
 		slices.Sort(times)
 		fmt.Fprintf(b, "Time to the verdict, of those that are right: median %.1f s, 95 of 100 within %.1f s.\n", stats.Median(times), times[min(len(times)-1, len(times)*95/100)])
 	}
-	fmt.Fprintf(b, "Of the other %d, which cost less, %d were named rightly and %d wrongly.\n\n", len(cheap), count(cheap, result.isGood), count(cheap, result.isWrong))
+	fmt.Fprintf(b, "Of the other %d, which cost less, %d were named rightly and %d wrongly.\n", len(cheap), count(cheap, result.isGood), count(cheap, result.isWrong))
+	early := func(r result) bool { return r.Early }
+	fmt.Fprintf(b, "Before the faults, the jobs ran for %.1f hours without one. %d times somebody was named then, which counts as wrong.\n\n", before.Hours(), count(results, early))
 	fmt.Fprintf(b, "![Costly faults, and what was named](suspects.svg)\n\n")
 	table := page.Table{Heading: []string{"Fault", "Job", "Cost less", "Costly", "Right", "Wrong", "Nobody named"}}
 	for _, k := range kinds {

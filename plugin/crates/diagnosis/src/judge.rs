@@ -78,15 +78,16 @@ pub fn judge(job: &Job) -> Verdict {
 /// As in `7 of 8 ranks wait for rank 5 on n3, which has not called for 41 s`.
 pub(crate) fn sentence(suspect: &Suspect, ranks: usize) -> String {
     let Suspect { class, waiting, evidence, share, .. } = suspect;
+    let words = suspect.words();
     match class {
-        Class::Late => {
-            format!("{waiting} of {ranks} ranks wait for {}, which {evidence}", suspect.words())
+        Class::Late => format!("{waiting} of {ranks} ranks wait for {words}, which {evidence}"),
+        Class::Link | Class::Path => {
+            let card = if suspect.or_card { ", or one of these cards" } else { "" };
+            let share = 100.0 * share;
+            format!(
+                "{waiting} of {ranks} ranks wait for {share:.0} % of the time for {words}{card}: {evidence}"
+            )
         }
-        Class::Link | Class::Path => format!(
-            "{waiting} of {ranks} ranks wait for {:.0} % of the time for {}: {evidence}",
-            100.0 * share,
-            suspect.words()
-        ),
     }
 }
 
@@ -537,6 +538,40 @@ mod tests {
         };
         assert_eq!(slow(0).as_deref(), Some("n2"));
         assert_eq!(slow(3).as_deref(), Some("n2"));
+    }
+
+    /// As in an all-to-all whose messages take longer than the window: everybody else waits.
+    #[test]
+    fn path_says_that_it_may_be_a_card_where_the_card_has_no_other_that_carries() {
+        let slow = |others_of_sender: f64, others_of_receiver: f64| {
+            let mut job = job(|_, _| 0.1);
+            for link in &mut job.links {
+                match (link.from == Some(0), link.to == Some(3)) {
+                    (true, true) => link.rate /= 4.0,
+                    (true, false) => link.rate *= others_of_sender,
+                    (false, true) => link.rate *= others_of_receiver,
+                    (false, false) => (),
+                }
+                if link.rate <= 0.0 {
+                    (link.pending, link.wanted) = (0.0, 0.9);
+                }
+            }
+            judge(&job)
+        };
+        for (of_sender, of_receiver, or_card) in
+            [(1.0, 1.0, false), (0.0, 1.0, true), (1.0, 0.0, true), (0.0, 0.0, true)]
+        {
+            let verdict = slow(of_sender, of_receiver);
+            let suspect = &verdict.suspects[0];
+            assert_eq!(
+                (suspect.class, suspect.or_card),
+                (Class::Path, or_card),
+                "{}",
+                verdict.text
+            );
+            let words = "the path from n0 (eth0) to n3 (eth0), or one of these cards: a byte takes";
+            assert_eq!(verdict.text.contains(words), or_card, "{}", verdict.text);
+        }
     }
 
     #[test]

@@ -90,6 +90,7 @@ pub(crate) fn late(job: &Job, waits: &Waits) -> Vec<Found> {
             place: place(&member.process, ""),
             direction: None,
             peer: None,
+            or_card: false,
             may_pass: !is_stopped,
             share,
             for_s: member.uncalled_for.max(member.silent_for.unwrap_or(0.0)),

@@ -336,6 +336,7 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
             place: place(&job.members[member].process, end.device),
             direction: Some(if end.sends { Direction::Send } else { Direction::Receive }),
             peer: None,
+            or_card: false,
             may_pass: slow.iter().all(|number| !is_long(*number)),
             share,
             for_s: 0.0,
@@ -374,6 +375,12 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
         let Some((number, from, to)) = slow.first().copied() else { continue };
         let link = &job.links[number];
         let is_among = |end: &End<'_>| ends[end].links.len() > ends[end].slow.len();
+        let others_carry = |end: &End<'_>| {
+            ends[end]
+                .links
+                .iter()
+                .any(|other| !numbers.contains(other) && job.links[*other].rate > 0.0)
+        };
         let is_among_others = ends_of(job, link, from, to).iter().all(is_among);
         let may_pass = is_among_others || numbers.iter().all(|number| !is_long(*number));
         let suspect = Suspect {
@@ -381,6 +388,7 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
             place: place(&job.members[from].process, &link.from_device),
             direction: None,
             peer: Some(place(&job.members[to].process, &link.to_device)),
+            or_card: !ends_of(job, link, from, to).iter().all(others_carry),
             may_pass,
             share,
             for_s: 0.0,

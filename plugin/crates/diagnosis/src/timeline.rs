@@ -190,6 +190,7 @@ mod tests {
             place: Place { rank: Some(1), host: "n1".into(), ..Place::default() },
             direction: None,
             peer: None,
+            or_card: false,
             may_pass: false,
             share: 0.5,
             for_s: 3.0,

@@ -123,6 +123,9 @@ pub struct Suspect {
     /// The other end, of a path.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub peer: Option<Place>,
+    /// Of a path: one of its ends' cards may be the slow one as well. No other connection of that card carries anything.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub or_card: bool,
     /// It may pass. A path's ends have other connections that are not slow, or a card or path only loses packets: traffic that
     /// collides or begins looks so for a while.
     #[serde(skip)]
@@ -265,6 +268,7 @@ mod tests {
         Suspect {
             class,
             peer: (class == Class::Path).then(|| Place { host: "n4".into(), ..place.clone() }),
+            or_card: false,
             may_pass: false,
             place,
             direction: (class == Class::Link).then_some(Direction::Send),

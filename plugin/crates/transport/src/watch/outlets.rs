@@ -206,6 +206,7 @@ mod tests {
                 place: Place { host: host.into(), device: "eth0".into(), ..Place::default() },
                 direction: None,
                 peer: None,
+                or_card: false,
                 may_pass: false,
                 share: 0.5,
                 for_s: 0.0,
