@@ -8,6 +8,10 @@ pub trait Log: Send + Sync {
     fn warn(&self, line: &str);
     /// Information for diagnosis.
     fn info(&self, line: &str);
+    /// What somebody has asked to be told, by a setting. It is shown even where warnings are not.
+    fn tell(&self, line: &str) {
+        self.warn(line);
+    }
 }
 
 /// A log that drops every line.

@@ -117,10 +117,10 @@ impl Outlets {
         let changed = !is_same || kind(verdict) != kind(&self.told);
         let (is_due, over) = self.logged.next(&verdict.suspects, now);
         if let Some(over) = over {
-            self.log.warn(&over);
+            self.log.tell(&over);
         }
         if is_due {
-            self.log.warn(&format!("evenkeel: {}", verdict.text));
+            self.log.tell(&format!("evenkeel: {}", verdict.text));
         }
         self.told = verdict.clone();
         if changed {
@@ -154,7 +154,7 @@ impl Outlets {
             return;
         };
         if is_due(self.wait_logged, REPEAT, now) && self.told.suspects.is_empty() {
-            self.log.warn(&format!("evenkeel: {}", wait.words()));
+            self.log.tell(&format!("evenkeel: {}", wait.words()));
             self.wait_logged = Some(now);
         }
     }
