@@ -60,9 +60,11 @@ struct Shared<T> {
     done: Condvar,
 }
 
+type Callback = Box<dyn FnOnce() + Send>;
+
 struct State<T> {
     outcome: Option<Result<T>>,
-    on_done: Vec<Box<dyn FnOnce() + Send>>,
+    on_done: Vec<Callback>,
 }
 
 impl<T> std::fmt::Debug for Shared<T> {
@@ -80,19 +82,16 @@ impl<T> Request<T> {
 
     /// A request that is done.
     pub fn ready(outcome: Result<T>) -> Self {
-        let request = Self::new();
-        request.complete(outcome);
-        request
+        let state = Mutex::new(State { outcome: Some(outcome), on_done: vec![] });
+        Self { shared: Arc::new(Shared { state, done: Condvar::new() }) }
     }
 
-    fn complete(&self, outcome: Result<T>) {
-        let on_done = {
-            let mut state = lock(&self.shared.state);
-            state.outcome = Some(outcome);
-            std::mem::take(&mut state.on_done)
-        };
+    /// Sets the outcome. Returns the callbacks, which are to be called next.
+    fn complete(&self, outcome: Result<T>) -> Vec<Callback> {
+        let mut state = lock(&self.shared.state);
+        state.outcome = Some(outcome);
         self.shared.done.notify_all();
-        on_done.into_iter().for_each(|callback| callback());
+        std::mem::take(&mut state.on_done)
     }
 
     /// Whether the operation is done. Does not block.
@@ -100,7 +99,8 @@ impl<T> Request<T> {
         lock(&self.shared.state).outcome.is_some()
     }
 
-    /// Calls `callback` once the operation is done: at once if it is, otherwise on the thread that ran it.
+    /// Calls `callback` once the operation is done: at once if it is, otherwise on the thread that ran it. It may start operations
+    /// and wait for them, also those of the same sequence.
     pub fn on_done(&self, callback: impl FnOnce() + Send + 'static) {
         {
             let mut state = lock(&self.shared.state);
@@ -142,7 +142,8 @@ impl<T: Clone> Request<T> {
     }
 }
 
-type Task = Box<dyn FnOnce() + Send>;
+/// An operation for the thread. Returns the callbacks of its request.
+type Task = Box<dyn FnOnce() -> Vec<Callback> + Send>;
 
 /// The operations of a sequence. Each has a ticket, and the tickets are served in order.
 #[derive(Default)]
@@ -197,6 +198,14 @@ impl Queue {
     /// Adds a task for the thread.
     fn push(self: &Arc<Self>, task: Task) -> std::io::Result<()> {
         let mut state = lock(&self.state);
+        self.ensure_thread(&mut state)?;
+        let ticket = state.take_ticket();
+        state.tasks.push_back((ticket, task));
+        self.wake_thread(&state);
+        Ok(())
+    }
+
+    fn ensure_thread(self: &Arc<Self>, state: &mut QueueState) -> std::io::Result<()> {
         if !state.has_thread {
             let queue = Arc::clone(self);
             thread::Builder::new()
@@ -204,9 +213,6 @@ impl Queue {
                 .spawn(move || queue.run_tasks())?;
             state.has_thread = true;
         }
-        let ticket = state.take_ticket();
-        state.tasks.push_back((ticket, task));
-        self.wake_thread(&state);
         Ok(())
     }
 
@@ -218,14 +224,18 @@ impl Queue {
     }
 
     /// The thread: runs tasks until there has been none for a while.
-    fn run_tasks(&self) {
+    fn run_tasks(self: &Arc<Self>) {
         let mut state = lock(&self.state);
         loop {
             if let Some(task) = state.take_task() {
                 drop(state);
                 let turn = Turn(self);
-                task();
+                let callbacks = task();
+                // Callbacks may wait for the next operation.
                 drop(turn);
+                if !callbacks.is_empty() && !self.call_back(callbacks) {
+                    return;
+                }
                 state = lock(&self.state);
                 continue;
             }
@@ -242,6 +252,21 @@ impl Queue {
                 return;
             }
         }
+    }
+
+    /// Calls callbacks on the thread. Another thread runs the tasks meanwhile, since the callbacks may wait for them. Returns whether
+    /// this thread goes on with the tasks.
+    fn call_back(self: &Arc<Self>, callbacks: Vec<Callback>) -> bool {
+        {
+            let mut state = lock(&self.state);
+            state.has_thread = false;
+            if !state.tasks.is_empty() {
+                // If no thread can be started now, the next task tries again, and this thread comes back.
+                let _ = self.ensure_thread(&mut state);
+            }
+        }
+        callbacks.into_iter().for_each(|callback| callback());
+        !std::mem::replace(&mut lock(&self.state).has_thread, true)
     }
 }
 
@@ -276,11 +301,11 @@ impl Group {
             let outcome = outcome.unwrap_or_else(|_| defect());
             // Before the request is done: whoever waits for it may expect to hold the last reference.
             drop(group);
-            started.complete(outcome);
+            started.complete(outcome)
         };
         if let Err(error) = self.queue(sequence).push(Box::new(task)) {
             let error = Error::system("cannot start a thread for the operation", error);
-            request.complete(Err(error));
+            return Request::ready(Err(error));
         }
         request
     }
@@ -410,6 +435,35 @@ mod tests {
             assert_eq!(panicked.wait(None).unwrap_err().kind(), ErrorKind::System);
             // The sequence goes on.
             assert_eq!(group.start(FIRST, |_| Ok(1)).wait(Some(TEST_TIMEOUT)).unwrap(), 1);
+        });
+    }
+
+    /// As in PyTorch, where a hook of a gradient's all-reduce starts another one and waits for it.
+    #[test]
+    fn request_callback_runs_operations_of_its_sequence() {
+        run_ranks_shared(2, &transports()[0], |group| {
+            let (release, held) = mpsc::channel::<()>();
+            let first = group.start(FIRST, move |group| {
+                let _ = held.recv_timeout(TEST_TIMEOUT);
+                allreduce(vec![1], 0)(group)
+            });
+            let (sender, sums) = mpsc::channel();
+            let (in_callback, before) = (Arc::clone(group), first.clone());
+            first.on_done(move || {
+                let first = before.wait(Some(TEST_TIMEOUT));
+                let started = in_callback.start(FIRST, allreduce(vec![10], 0));
+                let blocking = in_callback.in_order(FIRST, allreduce(vec![100], 0));
+                let _ = sender.send([first, started.wait(Some(TEST_TIMEOUT)), blocking]);
+            });
+            // Another thread must run this one, since the callback waits for those after it.
+            let queued = group.start(FIRST, allreduce(vec![1000], 0));
+            release.send(()).unwrap();
+            let sums = sums.recv_timeout(TEST_TIMEOUT).expect("the callback hangs");
+            assert_eq!(sums.map(Result::unwrap), [[2], [20], [200]]);
+            assert_eq!(queued.wait(Some(TEST_TIMEOUT)).unwrap(), [2000]);
+            // The sequence goes on.
+            let last = group.start(FIRST, allreduce(vec![3], 0));
+            assert_eq!(last.wait(Some(TEST_TIMEOUT)).unwrap(), [6]);
         });
     }
 
