@@ -9,6 +9,9 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/ncclout"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
@@ -48,7 +51,9 @@ type Record struct {
 // Node is a selected node.
 type Node struct {
 	Name string `json:"name"`
-	Pool string `json:"pool,omitempty"`
+	// UID tells it from a later node of the same name. It is empty in reports of earlier versions, and where there was no node.
+	UID  types.UID `json:"uid,omitempty"`
+	Pool string    `json:"pool,omitempty"`
 	// Verdict, Reason and Message are the findings of stage Capacity; empty if the node is fine.
 	Verdict evenkeel.Verdict `json:"verdict,omitempty"`
 	Reason  string           `json:"reason,omitempty"`
@@ -141,6 +146,15 @@ func (r *Record) Has(w PlannedRun) bool {
 	return slices.ContainsFunc(r.Runs, func(run Run) bool {
 		return run.Stage == w.Stage && run.Round == w.Round && run.Index == w.Index
 	})
+}
+
+// Replaced reports whether the node that has the name of a selected one now is another. Without a UID, one that is younger than the
+// record is.
+func (r *Record) Replaced(selected *Node, now *corev1.Node) bool {
+	if selected.UID == "" {
+		return now.CreationTimestamp.After(r.Started)
+	}
+	return selected.UID != now.UID
 }
 
 // names returns the names of the run's nodes, and of the networks that carried it.

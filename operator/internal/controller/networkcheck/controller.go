@@ -384,7 +384,7 @@ func (c *Reconciler) selectNodes(ctx context.Context, check *jobs.Check) ([]pref
 			continue
 		}
 		found[node.Name] = true
-		n := preflight.Node{Name: node.Name, Pool: node.Labels[check.Options.PoolLabel]}
+		n := preflight.Node{Name: node.Name, UID: node.UID, Pool: node.Labels[check.Options.PoolLabel]}
 		if slices.Contains(check.Options.Stages, evenkeel.StageCapacity) {
 			n.Verdict, n.Reason, n.Message = preflight.Capacity(node, tolerations, dra[node.Name])
 		}
@@ -511,7 +511,7 @@ func (c *Reconciler) collectResults(ctx context.Context, check jobs.Check, works
 	for i := range runs {
 		requests.Go(func() (err error) {
 			s := &runs[i]
-			if s.result, err = c.readResult(ctx, check, s.PlannedRun, s.job, pods[s.job.GetName()]); err != nil {
+			if s.result, err = c.readResult(ctx, check, r.Record, s.PlannedRun, s.job, pods[s.job.GetName()]); err != nil {
 				// The other runs continue; this one has its timeout.
 				log.FromContext(ctx).Info("cannot read a result yet", "run", s.job.GetName(), "reason", err.Error())
 			}

@@ -12,11 +12,14 @@ import (
 	"testing"
 	"time"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -91,6 +94,26 @@ func TestParseMeasurement(t *testing.T) {
 	}
 	if m := parseMeasurement(nil, bench); m.Outcome != pairing.Fault {
 		t.Errorf("an empty log: %+v", m)
+	}
+}
+
+// TestRunOnReplacedNode: what a run measured is that of no selected node if another has the name of one.
+func TestRunOnReplacedNode(t *testing.T) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-17", UID: "new"}}
+	c := &Reconciler{client: fake.NewClientBuilder().WithObjects(node).Build(), Clock: clocktesting.NewFakePassiveClock(time.Unix(10, 0))}
+	seconds := int32(600)
+	check := jobs.Check{Options: evenkeel.CheckOptions{RunTimeoutSeconds: &seconds}}
+	run := preflight.PlannedRun{Nodes: []string{"gpu-17"}}
+	job := runJob{Object: &batchv1.Job{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.NewTime(time.Unix(0, 0))}}}
+	for uid, replaced := range map[types.UID]bool{"old": true, "new": false} {
+		record := &preflight.Record{Nodes: []preflight.Node{{Name: "gpu-17", UID: uid}}}
+		m, err := c.readResult(t.Context(), check, record, run, job, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ended := m != nil && m.Outcome == pairing.Fault; ended != replaced {
+			t.Errorf("UID %s was selected: %+v", uid, m)
+		}
 	}
 }
 

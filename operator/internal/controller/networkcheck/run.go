@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -193,10 +194,13 @@ func (c *Reconciler) inUse(check jobs.Check, w preflight.PlannedRun, since time.
 }
 
 // readResult returns the result of the run; nil if there is none yet.
-func (c *Reconciler) readResult(ctx context.Context, check jobs.Check, w preflight.PlannedRun, j runJob, pods []corev1.Pod) (*preflight.Measurement, error) {
+func (c *Reconciler) readResult(ctx context.Context, check jobs.Check, record *preflight.Record, w preflight.PlannedRun, j runJob, pods []corev1.Pod) (*preflight.Measurement, error) {
 	for _, name := range w.Nodes {
-		switch err := c.client.Get(ctx, client.ObjectKey{Name: name}, &corev1.Node{}); {
-		case apierrors.IsNotFound(err):
+		node := &corev1.Node{}
+		err := c.client.Get(ctx, client.ObjectKey{Name: name}, node)
+		selected := slices.IndexFunc(record.Nodes, func(n preflight.Node) bool { return n.Name == name })
+		switch {
+		case apierrors.IsNotFound(err), err == nil && record.Replaced(&record.Nodes[selected], node):
 			m := faultMeasurement(fmt.Sprintf("node %s was deleted", name))
 			return &m, nil
 		case err != nil:

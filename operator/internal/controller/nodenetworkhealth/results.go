@@ -97,7 +97,7 @@ func (r *ResultRecorder) Reconcile(ctx context.Context, request reconcile.Reques
 	requests.SetLimit(concurrentRequests)
 	for i := range nodes {
 		requests.Go(func() error {
-			waits, event, err := r.recordNode(ctx, check, &nodes[i], benchmark)
+			waits, event, err := r.recordNode(ctx, check, found.Record, &nodes[i], benchmark)
 			if waits {
 				late.Store(true)
 			}
@@ -133,11 +133,14 @@ func boundEvents(all []*corev1.Event) []*corev1.Event {
 }
 
 // recordNode adds one result, and returns the Event about it, if any. It reports whether it has to wait until the NodeNetworkHealth
-// of an earlier node of the same name is deleted.
-func (r *ResultRecorder) recordNode(ctx context.Context, check *evenkeel.NetworkCheck, n *preflight.NodeResult, benchmark string) (late bool, event *corev1.Event, err error) {
+// of an earlier node of the same name is deleted. A node that was not checked itself gets no result of an earlier one.
+func (r *ResultRecorder) recordNode(ctx context.Context, check *evenkeel.NetworkCheck, record *preflight.Record, n *preflight.NodeResult, benchmark string) (late bool, event *corev1.Event, err error) {
 	node := &corev1.Node{}
 	if err := r.client.Get(ctx, client.ObjectKey{Name: n.Name}, node); err != nil {
 		return false, nil, client.IgnoreNotFound(err)
+	}
+	if record.Replaced(&n.Node, node) {
+		return false, nil, nil
 	}
 	state, err := ForNode(ctx, r.client, node)
 	switch {
