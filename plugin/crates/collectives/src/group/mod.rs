@@ -9,7 +9,7 @@ mod request;
 mod window;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -47,6 +47,8 @@ pub struct Group {
     made: Mutex<HashMap<Vec<usize>, u64>>,
     /// The operations that were started, and those that wait for their turn.
     queues: Mutex<HashMap<Sequence, Arc<request::Queue>>>,
+    /// The rank that the next receive from any rank asks first; the number of ranks for rank 0.
+    first_sender: AtomicUsize,
     /// An operation has failed: messages for it may still arrive.
     unfinished: AtomicBool,
     /// For each rank, its rank in the group that this one follows.
@@ -107,6 +109,7 @@ impl Group {
             sequences: Mutex::default(),
             made: Mutex::default(),
             queues: Mutex::default(),
+            first_sender: AtomicUsize::new(0),
             unfinished: AtomicBool::new(false),
             previous_ranks: vec![],
             next_ticket: 1,

@@ -1,5 +1,7 @@
 //! Point-to-point messages between two ranks of a group.
 
+use std::sync::atomic::Ordering;
+
 use crate::algorithms::plan::{Action, Plan, Transfer};
 use crate::error::{Error, Result};
 use crate::group::receive::MessageReceive;
@@ -49,14 +51,18 @@ impl Group {
     /// # Errors
     /// As [`Group::recv`].
     pub fn recv_any(&self, buffer: &mut [u8], call: &Call) -> Result<(usize, usize)> {
-        let others: Vec<usize> =
-            self.members.iter().copied().filter(|member| *member != self.mesh.own_rank()).collect();
+        // Those after the last sender come first: nobody who sends without a pause holds up the others.
+        let (before, after) = self.members.split_at(self.first_sender.load(Ordering::Relaxed));
+        let is_other = |member: &usize| *member != self.mesh.own_rank();
+        let others: Vec<usize> = after.iter().chain(before).copied().filter(is_other).collect();
         if others.is_empty() {
             return Err(Error::argument("there is no other rank to receive from"));
         }
         let (index, bytes) = self.receive(&others, buffer, call)?;
         let rank = self.members.iter().position(|member| *member == others[index]);
-        Ok((rank.unwrap_or_default(), bytes))
+        let rank = rank.unwrap_or_default();
+        self.first_sender.store(rank + 1, Ordering::Relaxed);
+        Ok((rank, bytes))
     }
 
     fn receive(&self, from: &[usize], buffer: &mut [u8], call: &Call) -> Result<(usize, usize)> {
@@ -144,6 +150,27 @@ mod tests {
                 assert_eq!((group.recv(1, &mut buffer, &late).unwrap(), buffer), (1, [9]));
                 group.broadcast(&mut buffer, 1, &late).unwrap();
                 assert_eq!(buffer, [7]);
+            });
+        }
+    }
+
+    /// The lower rank has always sent another message, and holds nobody up.
+    #[test]
+    fn recv_any_takes_turns() {
+        for transport in transports() {
+            run_ranks(3, &transport, |group| {
+                let (call, all) = (Call::default().tag(1), Call::default());
+                if group.rank() != 0 {
+                    (0..3).for_each(|_| group.send(0, &[7], &call).unwrap());
+                }
+                // Messages of a link arrive in order: all have arrived after it.
+                group.barrier(&all).unwrap();
+                if group.rank() == 0 {
+                    let sender = |_| group.recv_any(&mut [0], &call).unwrap().0;
+                    let senders: Vec<usize> = (0..6).map(sender).collect();
+                    assert_eq!(senders, [1, 2, 1, 2, 1, 2]);
+                }
+                group.barrier(&all).unwrap();
             });
         }
     }

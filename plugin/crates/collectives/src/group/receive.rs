@@ -33,7 +33,7 @@ impl Drop for ReceiveGuard<'_> {
 /// The message to receive.
 pub(crate) struct MessageReceive<'a> {
     pub(crate) mesh: &'a Mesh,
-    /// The ranks that may send it.
+    /// The ranks that may send it, in the order in which they are asked.
     pub(crate) from: &'a [usize],
     pub(crate) key: Key,
     pub(crate) timeout: Duration,
@@ -44,14 +44,13 @@ impl MessageReceive<'_> {
     pub(crate) fn receive(&self, into: &mut [u8]) -> Result<(usize, usize)> {
         let Self { mesh, key, timeout, from } = *self;
         let mut wait = Wait::new(mesh, "receive", key.tag, timeout)?;
-        let index = match from {
-            [_] => 0,
-            _ => self.find(&mut wait)?,
-        };
-        let sender = from[index];
         // SAFETY: the receive takes the memory back when it is dropped, which is before the borrow ends; it is not forgotten.
         let into = unsafe { Target::lend(into) };
-        let receive = ReceiveGuard { mesh, from: sender, request: mesh.receive(sender, key, into) };
+        let (index, receive) = match *from {
+            [from] => (0, ReceiveGuard { mesh, from, request: mesh.receive(from, key, into) }),
+            _ => self.find(&mut wait, into)?,
+        };
+        let sender = from[index];
         let result = wait.until(
             &mut (),
             |()| (vec![sender], mesh.carried_from(sender, &receive.request)),
@@ -74,8 +73,8 @@ impl MessageReceive<'_> {
         Ok((index, bytes))
     }
 
-    /// The first rank that sends the message. Ranks that have left are skipped as long as others may send.
-    fn find(&self, wait: &mut Wait<'_>) -> Result<usize> {
+    /// Posts the receive at the first rank that sends the message. Ranks that have left are skipped as long as others may send.
+    fn find(&self, wait: &mut Wait<'_>, into: Target) -> Result<(usize, ReceiveGuard<'_>)> {
         let Self { mesh, key, from, timeout } = *self;
         let mut candidates = vec![true; from.len()];
         let awaited = |candidates: &Vec<bool>| {
@@ -88,9 +87,12 @@ impl MessageReceive<'_> {
                 if !candidates[index] {
                     continue;
                 }
-                match mesh.probe(*rank, key) {
-                    Ok(true) => return Ok(Poll::Done(index)),
-                    Ok(false) => {}
+                match mesh.receive_arrived(*rank, key, into) {
+                    Ok(Some(request)) => {
+                        let receive = ReceiveGuard { mesh, from: *rank, request };
+                        return Ok(Poll::Done((index, receive)));
+                    }
+                    Ok(None) => {}
                     Err(other) => error = Some((index, other)),
                 }
             }

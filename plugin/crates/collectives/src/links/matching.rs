@@ -191,7 +191,8 @@ impl MessageMatcher {
         }
     }
 
-    /// Makes progress, and sets `moved` if anything moved. Returns whether the probed message has begun to arrive.
+    /// Makes progress, and sets `moved` if anything moved. Returns whether the probed message has begun to arrive, and no
+    /// receive was posted for it.
     pub(super) fn progress(
         &mut self,
         probe: Option<Key>,
@@ -237,14 +238,15 @@ impl MessageMatcher {
                     return Err(what.into());
                 }
             };
-            if probe == Some(header.key) {
+            let matching = self.posted.iter().position(|posted| posted.key == header.key);
+            // The message of a posted receive is not another one's.
+            if probe == Some(header.key) && matching.is_none() {
                 return Ok(true);
             }
             let length = usize::try_from(header.length).unwrap_or(usize::MAX);
             if length > MAX_MESSAGE_BYTES || header.key.kind == Kind::Hello {
                 return Err("it uses another protocol".to_owned().into());
             }
-            let matching = self.posted.iter().position(|posted| posted.key == header.key);
             let (into, to) = if let Some(at) = matching {
                 if length > self.posted[at].into.length() {
                     return Err(ReceiveError::counts(length, self.posted[at].into.length()));
@@ -375,9 +377,28 @@ mod tests {
         }
     }
 
+    const fn key(sequence: u32) -> Key {
+        Key { kind: Kind::Message, group: 1, tag: 0, sequence, part: 0 }
+    }
+
+    /// Otherwise a receive from any rank would wait for a second message from this rank, while one from another rank lies there.
+    #[test]
+    fn probe_does_not_find_the_message_of_a_posted_receive() {
+        let link = Link::default();
+        let headers = Arc::clone(&link.headers);
+        let mut matcher = MessageMatcher { link: Some(Box::new(link)), ..Default::default() };
+        let probe = |matcher: &mut MessageMatcher| {
+            matcher.progress(Some(key(1)), |_| false, &mut false).unwrap()
+        };
+        let posted = matcher.post(key(1), Target::EMPTY);
+        headers.lock().unwrap().push_back(Header { key: key(1), length: 0 });
+        assert!(!probe(&mut matcher) && posted.done() == Some(0));
+        headers.lock().unwrap().push_back(Header { key: key(1), length: 0 });
+        assert!(probe(&mut matcher), "a second message");
+    }
+
     #[test]
     fn link_is_awaited_while_a_receive_waits() {
-        let key = |sequence| Key { kind: Kind::Message, group: 1, tag: 0, sequence, part: 0 };
         let link = Link::default();
         let (headers, awaited) = (Arc::clone(&link.headers), Arc::clone(&link.awaited));
         let is_awaited = || awaited.lock().unwrap().last().copied().unwrap();

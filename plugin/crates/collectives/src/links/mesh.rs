@@ -287,16 +287,22 @@ impl Mesh {
         }
     }
 
-    /// Whether a message with this key has arrived, or has begun to.
-    pub(crate) fn probe(&self, from: usize, key: Key) -> std::result::Result<bool, PeerError> {
-        self.poll_incoming(from, Some(key)).map(|(_, found)| found)
+    /// Posts a receive if its message has arrived, or has begun to, and no other receive was posted for it.
+    pub(crate) fn receive_arrived(
+        &self,
+        from: usize,
+        key: Key,
+        into: Target,
+    ) -> std::result::Result<Option<Arc<ReceiveRequest>>, PeerError> {
+        self.poll_incoming(from, Some((key, into))).map(|(_, posted)| posted)
     }
 
+    /// Makes progress on the link from a rank. Returns whether anything moved, and the receive of `probe` if it was posted.
     fn poll_incoming(
         &self,
         from: usize,
-        probe: Option<Key>,
-    ) -> std::result::Result<(bool, bool), PeerError> {
+        probe: Option<(Key, Target)>,
+    ) -> std::result::Result<(bool, Option<Arc<ReceiveRequest>>), PeerError> {
         let peer = &self.peers[from];
         if lock(&peer.incoming).is_missing()
             && let Err(error) = self.accept()
@@ -305,14 +311,17 @@ impl Mesh {
         }
         let mut receiving = lock(&peer.incoming);
         let mut moved = false;
-        match receiving.progress(probe, |key| self.is_stale(key), &mut moved) {
-            Ok(found) => Ok((moved, found)),
+        match receiving.progress(probe.map(|(key, _)| key), |key| self.is_stale(key), &mut moved) {
+            // Under the same lock, so that no other thread's receive gets the message.
+            Ok(found) => {
+                Ok((moved, probe.filter(|_| found).map(|(key, into)| receiving.post(key, into))))
+            }
             Err(error) => {
                 receiving.link = None;
                 let error = receiving.broken.insert(error).clone();
                 // The caller may need only what arrived before the end of the link.
                 if moved && !error.mismatch {
-                    return Ok((moved, false));
+                    return Ok((moved, None));
                 }
                 Err(PeerError::of(from, error))
             }
