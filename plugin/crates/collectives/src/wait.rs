@@ -306,9 +306,11 @@ impl<'a> Wait<'a> {
                 format!("; {idle} {verb} in no operation of this group: has it been called there?");
             (report.idle.clone(), why)
         };
+        let obstructions = ranks.iter().filter_map(|rank| mesh.obstruction(*rank));
+        let obstructions: String = obstructions.map(|what| format!("; {what}")).collect();
         let awaited: Vec<_> = ranks.iter().map(|rank| mesh.describe(*rank)).collect();
         let text = format!(
-            "{what} (tag {tag}): timeout after {} in which nothing moved, waiting for {}{why}",
+            "{what} (tag {tag}): timeout after {} in which nothing moved, waiting for {}{obstructions}{why}",
             format_duration(*timeout),
             awaited.join(", ")
         );

@@ -55,6 +55,8 @@ pub(super) struct MessageMatcher {
     /// Messages that arrived before a receive was posted, in order.
     unexpected: VecDeque<UnexpectedMessage>,
     unexpected_bytes: usize,
+    /// The next message stays in the link, because there are too many unexpected ones.
+    is_full: bool,
 }
 
 struct PostedReceive {
@@ -204,12 +206,25 @@ impl MessageMatcher {
         result
     }
 
+    /// Why a message does not arrive that may have been sent: too many unexpected ones before it.
+    pub(super) fn obstruction(&self) -> Option<String> {
+        let first = self.unexpected.front().filter(|_| self.is_full)?;
+        Some(format!(
+            "it sent {} bytes in {} messages for which there are no receives, the first with tag {}, and nothing behind them arrives \
+             before they are received",
+            self.unexpected_bytes,
+            self.unexpected.len(),
+            first.key.tag
+        ))
+    }
+
     fn advance(
         &mut self,
         probe: Option<Key>,
         is_stale: impl Fn(&Key) -> bool,
         moved: &mut bool,
     ) -> Result<bool, ReceiveError> {
+        self.is_full = false;
         if let Some(key) = probe
             && self
                 .unexpected
@@ -272,6 +287,9 @@ impl MessageMatcher {
                 });
                 (into, Destination::Unexpected)
             } else {
+                // While one is incomplete, those behind it stay in the link anyway.
+                self.is_full =
+                    may_buffer && self.unexpected.iter().all(|unexpected| unexpected.complete);
                 return Ok(false);
             };
             *moved = true;
@@ -341,16 +359,16 @@ fn has_unexpected_room(
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
-mod tests {
+pub(super) mod tests {
     use std::sync::Mutex;
 
     use super::*;
     use crate::links::link::Header;
 
-    /// A link on which messages without payload arrive when the test says so.
+    /// A link on which messages arrive when the test says so. Their payloads are nothing but zeros.
     #[derive(Default)]
-    struct Link {
-        headers: Arc<Mutex<VecDeque<Header>>>,
+    pub(in crate::links) struct Link {
+        pub(in crate::links) headers: Arc<Mutex<VecDeque<Header>>>,
         awaited: Arc<Mutex<Vec<bool>>>,
     }
 

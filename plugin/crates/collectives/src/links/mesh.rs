@@ -287,6 +287,12 @@ impl Mesh {
         }
     }
 
+    /// Why a message of a rank does not arrive that may have been sent, if this rank's own doing is the cause.
+    pub(crate) fn obstruction(&self, from: usize) -> Option<String> {
+        let what = lock(&self.peers[from].incoming).obstruction()?;
+        Some(format!("{}: {what}", self.describe(from)))
+    }
+
     /// Posts a receive if its message has arrived, or has begun to, and no other receive was posted for it.
     pub(crate) fn receive_arrived(
         &self,
@@ -461,6 +467,9 @@ mod tests {
     use super::*;
     use crate::MemoryStore;
     use crate::bootstrap::rendezvous::bootstrap_mesh;
+    use crate::error::ErrorKind;
+    use crate::group::receive::MessageReceive;
+    use crate::links::matching::tests::Link;
     use crate::test_support::{TEST_TIMEOUT, transports};
     use std::thread;
 
@@ -487,6 +496,37 @@ mod tests {
             assert!(Instant::now() < deadline, "not sent");
             mesh.sleep(CLOSE_POLL_INTERVAL, &mut || false);
         }
+    }
+
+    /// A rank that sends far ahead of the receives holds up everything else that it sends.
+    #[test]
+    fn unexpected_messages_that_fill_a_link_are_named() {
+        let (store, over) = (MemoryStore::new(), std::sync::Barrier::new(2));
+        let join = |rank| {
+            bootstrap_mesh(&store, rank, 2, &TransportKind::SharedMemory, TEST_TIMEOUT).unwrap()
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let _mesh = join(1);
+                over.wait();
+            });
+            let mesh = join(0);
+            let link = Link::default();
+            let ahead = Header { key: Key { tag: 5, ..key(0) }, length: 100 << 20 };
+            let awaited = Header { key: key(0), length: 0 };
+            lock(&link.headers).extend([ahead, ahead, ahead, awaited]);
+            lock(&mesh.peers[1].incoming).link = Some(Box::new(link));
+            let timeout = Duration::from_secs(1);
+            let wanted = MessageReceive { mesh: &mesh, from: &[1], key: key(0), timeout };
+            let outcome = wanted.receive(&mut []);
+            // Before the assertions, so that one that fails leaves no rank at the barrier.
+            over.wait();
+            let error = outcome.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+            let text = error.to_string();
+            let parts = ["rank 1", "209715200 bytes in 2 messages", "tag 5"];
+            assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+        });
     }
 
     #[test]
