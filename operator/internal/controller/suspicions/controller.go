@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -136,6 +137,9 @@ func (c *Reconciler) Reconcile(ctx context.Context, job reconcile.Request) (reco
 		}
 		c.told[job.NamespacedName] = told
 		next = max(standing.At.Add(suspects.Lifetime).Sub(now), time.Second)
+		if !told.events {
+			next = c.Poll
+		}
 	}
 	nodes, about, err := c.suspected(ctx, job.Namespace, uid)
 	if err != nil {
@@ -156,8 +160,9 @@ func (c *Reconciler) Reconcile(ctx context.Context, job reconcile.Request) (reco
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	next = c.Poll
-	if ended {
+	if !ended {
+		next = c.Poll
+	} else if standing == nil || told.events {
 		next = 0
 	}
 	for _, node := range nodes {
@@ -186,7 +191,8 @@ func newest(pods []metav1.PartialObjectMetadata, job types.UID, now time.Time) (
 	return reporter, said
 }
 
-// tell writes the Events, once for each change. What is said again later is counted: a job that wavers makes no flood of Events.
+// tell writes the Events, once for each change. What is said again later is counted: a job that wavers makes no flood of Events. Without
+// an Event the nodes are known all the same, and it is told again.
 func (c *Reconciler) tell(ctx context.Context, job types.NamespacedName, reporter *metav1.PartialObjectMetadata, said *suspects.Standing, pods []metav1.PartialObjectMetadata) (telling, error) {
 	next := telling{key: fmt.Sprintf("%s%d", said.Key(), said.Recorded.Unix())}
 	if before := c.told[job]; before.key == next.key && before.events {
@@ -224,7 +230,8 @@ func (c *Reconciler) tell(ctx context.Context, job types.NamespacedName, reporte
 	}
 	all = append(all, events.Once(about, corev1.EventTypeWarning, ReasonJobWaits, said.Text, said.Key(), said.Recorded))
 	if err := events.Write(ctx, c.client, all...); err != nil {
-		return next, err
+		log.FromContext(ctx).Info("cannot write an Event", "reason", err.Error())
+		return next, nil
 	}
 	for i := range said.Suspects {
 		if c.Clock.Now().Sub(said.Recorded) < suspects.Lifetime { // a controller that starts has not heard of it first

@@ -26,6 +26,9 @@ const (
 	maxMessage = 1024
 	// countInterval bounds how often one Event is counted, whatever its number of pods.
 	countInterval = time.Minute
+	// writeTimeout bounds the time of one Event. Clusters may keep Events in a storage of their own, and what they tell of goes on when
+	// that is down.
+	writeTimeout = 10 * time.Second
 )
 
 // New returns an Event about an object, of something that happened at a time. For a cluster-scoped object it is in the namespace default. Severity is
@@ -67,15 +70,22 @@ func Once(about corev1.ObjectReference, severity, reason, message, key string, a
 // happens.
 func Write(ctx context.Context, c client.Writer, list ...*corev1.Event) error {
 	for _, e := range list {
-		err := c.Create(ctx, e)
-		if apierrors.IsAlreadyExists(err) {
-			err = countAgain(ctx, c, e)
-		}
+		err := writeOne(ctx, c, e)
 		if err != nil && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 			return fmt.Errorf("write Event %s about %s %s/%s: %w", e.Reason, e.InvolvedObject.Kind, e.Namespace, e.InvolvedObject.Name, err)
 		}
 	}
 	return nil
+}
+
+func writeOne(ctx context.Context, c client.Writer, e *corev1.Event) error {
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	err := c.Create(ctx, e)
+	if apierrors.IsAlreadyExists(err) {
+		err = countAgain(ctx, c, e)
+	}
+	return err
 }
 
 // countAgain counts an Event that exists, unless it was counted within the interval or has expired meanwhile.

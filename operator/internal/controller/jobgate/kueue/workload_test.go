@@ -1,6 +1,8 @@
 package kueue
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -9,6 +11,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/yaml"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
@@ -196,6 +204,44 @@ func TestKueueStateForDecision(t *testing.T) {
 	} {
 		if state, after := stateFor(gate.Decision{Action: test.action, Overdue: test.overdue}, test.retried); state != test.state || after != test.after {
 			t.Errorf("%+v: %s after %s", test, state, after)
+		}
+	}
+}
+
+// Events may be kept elsewhere, or denied in a namespace: the workload gets its answer all the same. A message that it has is not
+// written again each time that the Event is tried.
+func TestKueueAnswersWithoutItsEvent(t *testing.T) {
+	pending, err := pendingChecks(parse(t, reserved), ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := pending[0]
+	said.message = "m"
+	for name, test := range map[string]struct {
+		check    pendingCheck
+		action   gate.Action
+		written  int
+		repeated bool
+	}{
+		"may start":                  {pending[0], gate.Open, 1, false},
+		"waits":                      {pending[0], gate.Wait, 1, true},
+		"waits, and that is written": {said, gate.Wait, 0, true},
+	} {
+		written := 0
+		c := &Reconciler{fields: &optionalFields{}, retries: map[types.UID]int{}}
+		c.Clock = clocktesting.NewFakePassiveClock(time.Unix(0, 0))
+		c.Client = interceptor.NewClient(fake.NewClientBuilder().Build(), interceptor.Funcs{
+			Create: func(context.Context, client.WithWatch, client.Object, ...client.CreateOption) error {
+				return errors.New("the storage of Events is down")
+			},
+			SubResourceApply: func(context.Context, client.Client, string, runtime.ApplyConfiguration, ...client.SubResourceApplyOption) error {
+				written++
+				return nil
+			},
+		})
+		err := c.updateState(t.Context(), test.check, gate.Decision{Action: test.action, Reason: "R", Message: "m"}, true)
+		if written != test.written || (err != nil) != test.repeated {
+			t.Errorf("a workload that %s: %d answers, then %v", name, written, err)
 		}
 	}
 }

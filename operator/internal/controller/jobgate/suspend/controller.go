@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
@@ -91,21 +92,27 @@ func (c *Reconciler) reconcileAll(ctx context.Context) (reconcile.Result, error)
 	return result, nil
 }
 
-// applyDecision records an Event about a changed decision, and opens the gate if that was decided.
+// applyDecision opens the gate if that was decided, and records an Event about a changed decision. It opens first: a gate does not
+// stay closed as no Event can be written.
 func (c *Reconciler) applyDecision(ctx context.Context, h gatedJob, d gate.Decision, changed bool) error {
+	if !d.Waits() {
+		if err := h.open(ctx); err != nil {
+			return err
+		}
+	}
+	if !changed {
+		return nil
+	}
 	severity := corev1.EventTypeNormal
 	if d.Action == gate.OpenUnproven {
 		severity = corev1.EventTypeWarning
 	}
-	if changed {
-		if err := events.Write(ctx, c.Client, events.New(h.about, severity, d.Reason, d.Message, c.Clock.Now())); err != nil {
-			return err
-		}
+	err := events.Write(ctx, c.Client, events.New(h.about, severity, d.Reason, d.Message, c.Clock.Now()))
+	if err != nil && !d.Waits() {
+		log.FromContext(ctx).Info("cannot write an Event", "reason", err.Error())
+		return nil // it does not wait any more, so that nobody would try again
 	}
-	if d.Waits() {
-		return nil
-	}
-	return h.open(ctx)
+	return err
 }
 
 // A gatedJob is a suspended job, or the gated pods of one job.

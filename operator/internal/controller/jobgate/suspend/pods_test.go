@@ -44,6 +44,8 @@ type scene struct {
 	reads                  atomic.Int32
 	// beside, if set, is called while a gate is opened.
 	beside func(context.Context)
+	// eventless: no Event can be written.
+	eventless bool
 }
 
 // gatedCache has the gated pods.
@@ -75,6 +77,12 @@ func newScene(t *testing.T) *scene {
 				s.beside(ctx)
 			}
 			return c.Patch(ctx, object, patch, options...)
+		},
+		Create: func(ctx context.Context, c client.WithWatch, object client.Object, options ...client.CreateOption) error {
+			if _, event := object.(*corev1.Event); event && s.eventless {
+				return errors.New("the storage of Events is down")
+			}
+			return c.Create(ctx, object, options...)
 		},
 		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
 			s.reads.Add(1)
@@ -198,6 +206,14 @@ func TestGangLatePodDoesNotWait(t *testing.T) {
 	s.restart(s.Reconciler.Client)
 	s.pod("late", "RayCluster/ray", owned)
 	s.waits(settleDelay, "", 0)
+}
+
+// Events may be kept elsewhere, or denied in a namespace: the gate opens all the same.
+func TestGateOpensWithoutItsEvent(t *testing.T) {
+	s := newScene(t)
+	s.eventless = true
+	s.pod("alone", "", nil)
+	s.waits(0, "", 0)
 }
 
 // A gang of hundreds: one request for each pod, a bounded number at a time, and what is known of the job is read once.
