@@ -1,10 +1,10 @@
 //! Collects the views of all processes, and judges what they have seen in the last seconds.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use crate::job::{Job, Link, Member};
-use crate::judge::{judge, sentence};
+use crate::judge::{MAX_SUSPECTS, judge, sentence};
 use crate::median::median;
 use crate::timeline::{MAX_ROWS, Moment, State, Timeline};
 use crate::verdict::{Class, Outcome, Suspect, Verdict};
@@ -17,8 +17,10 @@ const MISSED: u32 = 3;
 const MIN_SILENCE: Duration = Duration::from_millis(3500);
 /// For so long the kernel may send what a process has written that is stopped.
 const BUFFERED: Duration = Duration::from_secs(10);
-/// A silent process is forgotten after this time.
-const FORGOTTEN: Duration = Duration::from_secs(300);
+/// A silent process is forgotten after this time, unless others still have connections to it: it may be what they wait for.
+const FORGOTTEN: Duration = Duration::from_secs(20);
+/// Connections of which no end has told for this time are forgotten.
+const CONNECTION_FORGOTTEN: Duration = Duration::from_secs(300);
 /// Number of judgements in a row that must name somebody before the verdict does, and that must not before it ends.
 const STEADY: u32 = 4;
 /// The same for what may pass. Twice the window: so long, what collided by chance is forgotten, and so is one pause.
@@ -34,8 +36,8 @@ const IDLE: f64 = 0.95;
 /// Maximum number of processes and connections. More are not judged.
 const MAX_PROCESSES: usize = 20_000;
 const MAX_CONNECTIONS: usize = 400_000;
-/// Maximum number of views that are kept of a process. The window has less, at the rate that processes are told.
-const MAX_VIEWS: usize = 16;
+/// Number of views that are kept of a process beyond those that come within the window at the rate that processes are told.
+const MORE_VIEWS: u32 = 2;
 /// Processes for which views come once a second; with more, they come less often.
 const PROCESSES_A_SECOND: u64 = 1000;
 const MAX_INTERVAL: Duration = Duration::from_secs(10);
@@ -53,11 +55,18 @@ pub struct Collector {
     timeline: Timeline,
 }
 
-/// The processes at both ends of a connection: the sender and the receiver, and when one has told of it last.
+/// The processes at both ends of a connection: the sender and the receiver, and when each has told of it last.
 #[derive(Debug, Default)]
 struct Ends {
     processes: [Option<u64>; 2],
-    told: Duration,
+    told: [Duration; 2],
+}
+
+impl Ends {
+    /// Whether the other end has told of it since then, and this one has not: it may be what the other one waits for.
+    fn is_silent(&self, end: usize, since: Duration) -> bool {
+        self.told[1 - end] >= since && self.told[end] < since
+    }
 }
 
 /// How much later than the middle a process usually is: the mean of some judgements.
@@ -98,12 +107,35 @@ impl Known {
     }
 }
 
+/// A connection, while what its ends have seen is put together.
+#[derive(Default)]
+struct Gathered {
+    link: Link,
+    /// Whether a view of the sender has shown it.
+    has_sender: bool,
+    /// The share in which a message had begun to arrive, and bytes a second, by the receiver.
+    arriving: f64,
+    received: f64,
+}
+
+impl Gathered {
+    /// Without the sender's word, what has begun to arrive was under way.
+    fn link(self) -> Link {
+        let Self { mut link, has_sender, arriving, received } = self;
+        if !has_sender {
+            (link.pending, link.rate) = (arriving, received);
+        }
+        link
+    }
+}
+
 #[derive(Debug)]
 struct Suspicion {
     suspect: Suspect,
     since: Duration,
-    /// Judgements in a row that named it.
+    /// Judgements that named it, and those of them by which it does not pass.
     seen: u32,
+    firm: u32,
     /// Judgements in a row that did not.
     missed: u32,
     /// Whether the verdict names it.
@@ -136,6 +168,11 @@ impl Collector {
         Duration::from_secs(seconds).min(MAX_INTERVAL)
     }
 
+    /// A process is silent that sends no view for this time.
+    fn silence(&self) -> Duration {
+        MIN_SILENCE.max(MISSED * self.interval())
+    }
+
     /// The time that is judged: some views of each process.
     fn window(&self) -> Duration {
         WINDOW.max(4 * self.interval())
@@ -148,6 +185,7 @@ impl Collector {
             return;
         }
         let window = self.window();
+        let most = (window.as_secs() / self.interval().as_secs() + u64::from(MORE_VIEWS)) as usize;
         let known =
             self.processes.entry(id).or_insert_with(|| Known::new(view.process.clone(), now));
         if !known.views.is_empty() && view.sequence <= known.sequence {
@@ -161,7 +199,7 @@ impl Collector {
         (known.sequence, known.last) = (view.sequence, now);
         known.is_unheard = false;
         known.views.push_back((now, view));
-        while known.views.len() > MAX_VIEWS
+        while known.views.len() > most
             || known.views.front().is_some_and(|(at, _)| *at + window < now)
         {
             known.views.pop_front();
@@ -180,7 +218,7 @@ impl Collector {
                 continue;
             }
             let ends = self.ends.entry(connection.id).or_default();
-            (ends.processes[end], ends.told) = (Some(id), now);
+            (ends.processes[end], ends.told[end]) = (Some(id), now);
             if connection.kibibytes > 0 && !connection.is_sender {
                 lives.extend(ends.processes[1 - end]);
             }
@@ -228,6 +266,7 @@ impl Collector {
             "ranks wait; it is not certain yet for whom".clone_into(&mut found.text);
         }
         found.suspects = told;
+        found.suspects.truncate(MAX_SUSPECTS);
     }
 
     /// The last verdict.
@@ -246,14 +285,46 @@ impl Collector {
     }
 
     fn forget(&mut self, now: Duration) {
-        self.processes.retain(|_, known| now < known.last + FORGOTTEN);
-        self.ends.retain(|_, ends| now < ends.told + FORGOTTEN);
+        let forgotten = self.silence() + FORGOTTEN;
+        let silent = self.processes.iter().filter(|(_, known)| now >= known.last + forgotten);
+        let mut silent: HashSet<u64> = silent.map(|(id, _)| *id).collect();
+        if !silent.is_empty() {
+            self.keep_waited_for(&mut silent, now);
+            self.processes.retain(|id, _| !silent.contains(id));
+        }
+        let last = |ends: &Ends| ends.told[0].max(ends.told[1]);
+        self.ends.retain(|_, ends| now < last(ends) + CONNECTION_FORGOTTEN);
+    }
+
+    /// Takes out of these those that others may wait for, directly or through silent ones: the others have connections to them.
+    fn keep_waited_for(&self, silent: &mut HashSet<u64>, now: Duration) {
+        let since = now.saturating_sub(self.window());
+        let mut waited_for = Vec::new();
+        let mut neighbours: HashMap<u64, Vec<u64>> = HashMap::new();
+        for ends in self.ends.values() {
+            if let Some(end) = (0..2).find(|end| ends.is_silent(*end, since)) {
+                // Nobody has said which connections the predecessor has: it may have those without another end.
+                waited_for.extend(ends.processes[end].or(self.predecessor));
+            }
+            if let [Some(one), Some(other)] = ends.processes
+                && silent.contains(&one)
+                && silent.contains(&other)
+            {
+                neighbours.entry(one).or_default().push(other);
+                neighbours.entry(other).or_default().push(one);
+            }
+        }
+        while let Some(id) = waited_for.pop() {
+            if silent.remove(&id) {
+                waited_for.extend(neighbours.remove(&id).unwrap_or_default());
+            }
+        }
     }
 
     /// What is known of the last seconds, and the identifiers of its members.
     fn job(&self, now: Duration) -> (Job, Vec<u64>) {
         let begin = now.saturating_sub(self.window());
-        let silence = MIN_SILENCE.max(MISSED * self.interval());
+        let silence = self.silence();
         // A predecessor that has sent no view yet may send one soon.
         let is_known = |known: &Known| !known.views.is_empty() || now >= known.last + silence;
         let known = self.processes.iter().filter(|(_, known)| is_known(known));
@@ -261,7 +332,7 @@ impl Collector {
         ids.sort_by_key(|id| (self.processes[id].process.rank.unwrap_or(u32::MAX), *id));
         let at: HashMap<u64, usize> = ids.iter().enumerate().map(|(at, id)| (*id, at)).collect();
         let mut members = Vec::with_capacity(ids.len());
-        let mut links: HashMap<u64, Link> = HashMap::new();
+        let mut links: HashMap<u64, Gathered> = HashMap::new();
         for id in &ids {
             let known = &self.processes[id];
             let recent =
@@ -292,13 +363,15 @@ impl Collector {
                     self.add_end(&mut links, view, connection, &share, &at, covered);
                     if view.sequence == known.sequence
                         && connection.kibibytes > 0
-                        && let Some(link) = links.get_mut(&connection.id)
+                        && let Some(gathered) = links.get_mut(&connection.id)
                     {
-                        link.moves = true;
+                        gathered.link.moves = true;
                     }
                 }
             }
         }
+        let mut links: HashMap<u64, Link> =
+            links.into_iter().map(|(id, gathered)| (id, gathered.link())).collect();
         // Nobody has said which connections its predecessor has: those that stand still and have no other end may be.
         let predecessor = self.predecessor.and_then(|id| at.get(&id)).copied();
         if let Some(it) = predecessor.filter(|it| members[*it].silent_for.is_some()) {
@@ -325,7 +398,7 @@ impl Collector {
     /// Adds what one end of a connection has seen.
     fn add_end(
         &self,
-        links: &mut HashMap<u64, Link>,
+        links: &mut HashMap<u64, Gathered>,
         view: &View,
         connection: &ConnectionView,
         share: &dyn Fn(f64) -> f64,
@@ -333,12 +406,15 @@ impl Collector {
         covered: f64,
     ) {
         let share = |time: u32| share(time.into());
-        let link = links.entry(connection.id).or_insert_with(|| {
-            let ends = self.ends.get(&connection.id);
-            let [from, to] = ends.map(|ends| ends.processes).unwrap_or_default();
+        // Those that are too many are not noted.
+        let Some(ends) = self.ends.get(&connection.id) else { return };
+        let gathered = links.entry(connection.id).or_insert_with(|| {
+            let [from, to] = ends.processes;
             let member = |id: Option<u64>| id.and_then(|id| at.get(&id).copied());
-            Link { from: member(from), to: member(to), ..Link::default() }
+            let link = Link { from: member(from), to: member(to), ..Link::default() };
+            Gathered { link, ..Gathered::default() }
         });
+        let link = &mut gathered.link;
         let device = view.devices.get(usize::from(connection.device)).cloned().unwrap_or_default();
         let rate = f64::from(connection.kibibytes) * 1024.0 * 1e3 / covered;
         if connection.is_sender {
@@ -347,15 +423,13 @@ impl Collector {
             link.unacknowledged += share(connection.unacknowledged);
             link.refused += share(connection.peer);
             link.rate += rate;
+            gathered.has_sender = true;
         } else {
             link.to_device = device;
             link.wanted += share(connection.outstanding);
             link.unposted += share(connection.unposted);
-            if link.from.is_none() {
-                // Without the sender's word, what has begun to arrive was under way.
-                link.pending += share(connection.wire);
-                link.rate += rate;
-            }
+            gathered.arriving += share(connection.wire);
+            gathered.received += rate;
         }
         link.outstanding_for =
             link.outstanding_for.max(f64::from(connection.outstanding_for) / 1e3);
@@ -392,11 +466,12 @@ impl Collector {
                 Some(suspect) => {
                     suspicion.suspect = suspect.clone();
                     (suspicion.seen, suspicion.missed) = (suspicion.seen + 1, 0);
+                    suspicion.firm += u32::from(!suspect.may_pass);
                 }
                 None => suspicion.missed += 1,
             }
-            let steady = if suspicion.suspect.may_pass { STEADY_IF_IT_MAY_PASS } else { STEADY };
-            suspicion.is_told |= suspicion.seen >= steady;
+            suspicion.is_told |=
+                suspicion.firm >= STEADY || suspicion.seen >= STEADY_IF_IT_MAY_PASS;
             let held = now.saturating_sub(suspicion.since).as_secs_f64();
             suspicion.suspect.for_s = suspicion.suspect.for_s.max(held);
         }
@@ -407,6 +482,7 @@ impl Collector {
                     suspect: suspect.clone(),
                     since: now,
                     seen: 1,
+                    firm: u32::from(!suspect.may_pass),
                     missed: 0,
                     is_told: false,
                 });
@@ -483,6 +559,11 @@ mod tests {
 
     /// A verdict on a process that has sent one view and no other, while its peer waits for it and moves bytes for some seconds.
     fn verdict_on_silent(moves_for: u32) -> Verdict {
+        verdict_on_silent_after(30, moves_for)
+    }
+
+    /// The same, after so many seconds.
+    fn verdict_on_silent_after(seconds: u32, moves_for: u32) -> Verdict {
         let mut collector = Collector::new(1);
         let view = |id: u64, sequence: u32, kibibytes: u32| View {
             process: Process { id, rank: Some(id as u32), ..Process::default() },
@@ -500,7 +581,7 @@ mod tests {
             ..View::default()
         };
         collector.add(view(0, 1, 5000), Duration::from_secs(1));
-        for sequence in 1..30 {
+        for sequence in 1..seconds {
             let now = Duration::from_secs(sequence.into());
             collector.add(view(1, sequence, if sequence <= moves_for { 5000 } else { 0 }), now);
             collector.judge(now);
@@ -520,6 +601,117 @@ mod tests {
             let unheard = verdict_on_silent(moves_for);
             assert!(unheard.suspects.is_empty(), "{}", unheard.text);
         }
+    }
+
+    /// It is what stops the job, until its peer closes the connection.
+    #[test]
+    fn who_is_stopped_is_named_for_as_long_as_others_wait() {
+        let verdict = verdict_on_silent_after(1000, 0);
+        assert_eq!(verdict.suspects[0].place.rank, Some(0), "{}", verdict.text);
+        assert!(verdict.text.contains("does not answer for 99"), "{}", verdict.text);
+    }
+
+    /// As after a job has shrunk.
+    #[test]
+    fn who_is_silent_and_has_no_connections_is_forgotten_soon() {
+        let mut collector = Collector::new(1);
+        let view = |id: u64, sequence: u32, connection: u64| View {
+            connections: vec![ConnectionView {
+                id: connection,
+                is_sender: id % 2 == 0,
+                ..Default::default()
+            }],
+            ..view(id, sequence)
+        };
+        for sequence in 1..60 {
+            let now = Duration::from_secs(sequence.into());
+            // Processes 3 to 6 end without a word.
+            for id in 1..if sequence < 10 { 7 } else { 3 } {
+                collector.add(view(id, sequence, if id < 3 { 1 } else { id / 2 }), now);
+            }
+            collector.judge(now);
+        }
+        assert_eq!(collector.verdict().ranks, 2);
+    }
+
+    #[test]
+    fn verdict_names_two_at_most() {
+        let mut collector = Collector::new(1);
+        let suspect = |host: &str| Suspect {
+            class: Class::Late,
+            place: Place { host: host.to_owned(), ..Place::default() },
+            direction: None,
+            peer: None,
+            or_card: false,
+            may_pass: true,
+            share: 0.5,
+            for_s: 0.0,
+            waiting: 1,
+            confidence: 0.9,
+            evidence: String::new(),
+        };
+        // They take turns.
+        for second in 0..60_u64 {
+            let names = ["n1", "n2", "n3"];
+            let first = second as usize % 3;
+            let named = [suspect(names[first]), suspect(names[(first + 1) % 3])];
+            collector.weigh(&named, Duration::from_secs(second));
+        }
+        let mut found = Verdict::default();
+        collector.confirm(&mut found);
+        assert_eq!(found.suspects.len(), 2);
+    }
+
+    /// As in a checkpoint, which looks like a process that is stuck after some seconds.
+    #[test]
+    fn who_may_pass_and_once_may_not_is_not_named_for_that() {
+        let mut collector = Collector::new(1);
+        let suspect = |may_pass| Suspect {
+            class: Class::Late,
+            place: Place { host: "n1".to_owned(), ..Place::default() },
+            direction: None,
+            peer: None,
+            or_card: false,
+            may_pass,
+            share: 0.5,
+            for_s: 0.0,
+            waiting: 1,
+            confidence: 0.9,
+            evidence: String::new(),
+        };
+        let mut named_after = None;
+        for second in 1..12_u64 {
+            collector.weigh(&[suspect(second < 6)], Duration::from_secs(second));
+            if collector.suspicions[0].is_told {
+                named_after.get_or_insert(second);
+            }
+        }
+        assert_eq!(named_after, Some(9));
+    }
+
+    /// As in a view that has no room for it.
+    #[test]
+    fn receiver_tells_what_the_sender_does_not() {
+        let mut collector = Collector::new(1);
+        let connection = |is_sender| ConnectionView {
+            id: 9,
+            is_sender,
+            outstanding: 1000,
+            wire: 800,
+            kibibytes: 100,
+            ..ConnectionView::default()
+        };
+        let view = |id: u64, sequence, connections| View { connections, ..view(id, sequence) };
+        let at = Duration::from_secs;
+        collector.add(view(0, 1, vec![connection(true)]), at(1));
+        for sequence in 2..30 {
+            collector.add(view(0, sequence, Vec::new()), at(sequence.into()));
+            collector.add(view(1, sequence, vec![connection(false)]), at(sequence.into()));
+        }
+        let (job, _) = collector.job(at(29));
+        let link = &job.links[0];
+        assert!((link.wire() - 0.8).abs() < 0.01 && link.rate > 0.0, "{link:?}");
+        assert_eq!(job.members[link.from.unwrap()].process.id, 0);
     }
 
     #[test]

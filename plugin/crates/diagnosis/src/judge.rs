@@ -10,7 +10,7 @@ use crate::waits::Waits;
 /// Waits below this share of the time are nobody's fault.
 pub(crate) const MIN_SHARE: f64 = 0.10;
 /// Maximum number of suspects that are named.
-const MAX_SUSPECTS: usize = 2;
+pub(crate) const MAX_SUSPECTS: usize = 2;
 /// The share of processes that must be known to name anybody.
 const MIN_KNOWN: f64 = 0.5;
 

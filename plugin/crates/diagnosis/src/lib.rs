@@ -24,4 +24,6 @@ pub use job::{Job, Link, Member};
 pub use judge::judge;
 pub use timeline::Timeline;
 pub use verdict::{Class, Direction, MAX_JSON, Outcome, Place, Suspect, Verdict};
-pub use view::{ConnectionView, MAX_CONNECTIONS, MAX_VIEW_BYTES, Process, View, ViewError};
+pub use view::{
+    ConnectionView, MAX_CONNECTIONS, MAX_VIEW_BYTES, Process, View, ViewError, select_connections,
+};

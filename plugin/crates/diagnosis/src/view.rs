@@ -1,6 +1,6 @@
 //! What one process sees of its connections, and how it is sent.
 
-/// Maximum number of connections in a view: those that waited longest.
+/// Maximum number of connections in a view.
 pub const MAX_CONNECTIONS: usize = 24;
 /// Maximum encoded length of a view, in bytes: it fits into one packet.
 pub const MAX_VIEW_BYTES: usize = 1200;
@@ -45,7 +45,7 @@ pub struct View {
     pub connections_open: u32,
     /// Names of devices, which connections refer to.
     pub devices: Vec<String>,
-    /// Those that waited longest, at most [`MAX_CONNECTIONS`].
+    /// Those of [`select_connections`], at most [`MAX_CONNECTIONS`].
     pub connections: Vec<ConnectionView>,
 }
 
@@ -78,6 +78,29 @@ pub struct ConnectionView {
     pub retransmits: u16,
     /// Whether a flow's last segments are not answered at all, again and again.
     pub is_unanswered: bool,
+}
+
+/// Chooses the connections that a view shows, of more than fit: those that wait longest for each byte, which a verdict may be about,
+/// and as many others, in turn, to compare them with. `turn` counts these from view to view.
+pub fn select_connections<T>(
+    mut all: Vec<(ConnectionView, T)>,
+    turn: &mut usize,
+) -> Vec<(ConnectionView, T)> {
+    if all.len() <= MAX_CONNECTIONS {
+        return all;
+    }
+    let waits = |view: &ConnectionView| {
+        f64::from(view.outstanding.max(view.unposted)) / (f64::from(view.kibibytes) + 1.0)
+    };
+    all.sort_by(|(one, _), (other, _)| waits(other).total_cmp(&waits(one)));
+    let mut others = all.split_off(MAX_CONNECTIONS / 2);
+    others.sort_by_key(|(view, _)| view.id);
+    let first = *turn % others.len();
+    others.rotate_left(first);
+    others.truncate(MAX_CONNECTIONS - all.len());
+    *turn = first + others.len();
+    all.extend(others);
+    all
 }
 
 /// Why bytes are not a view.
@@ -351,6 +374,26 @@ mod tests {
         }
         let no_end = ViewError("too short");
         assert_eq!(Reader(&[0x80, 0x80]).number(), Err(no_end));
+    }
+
+    /// All wait for all of the time. One carries little, and is in each view; the others are in one of each few.
+    #[test]
+    fn slowest_connections_are_in_each_view_and_others_in_turn() {
+        let mut turn = 0;
+        let mut seen = std::collections::BTreeMap::new();
+        for _ in 0..10 {
+            let all = (0..62).map(|id| ConnectionView {
+                id,
+                outstanding: 1000,
+                kibibytes: if id == 40 { 100 } else { 5000 },
+                ..ConnectionView::default()
+            });
+            let shown = select_connections(all.map(|view| (view, ())).collect(), &mut turn);
+            assert_eq!(shown.len(), MAX_CONNECTIONS);
+            shown.iter().for_each(|(view, ())| *seen.entry(view.id).or_insert(0) += 1);
+        }
+        assert_eq!(seen.remove(&40), Some(10));
+        assert_eq!(seen.len(), 61, "{seen:?}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use evenkeel_diagnosis::{
     Class, Collector, ConnectionView, Direction, Outcome, Process, Verdict, View,
+    select_connections,
 };
 use evenkeel_testkit::TestRng;
 
@@ -381,10 +382,14 @@ fn verdicts(simulation: &mut Simulation) -> Vec<Verdict> {
     simulation.run();
     let mut collector = Collector::new(1);
     let mut all = Vec::new();
+    let mut turns = vec![0; simulation.ranks];
     for second in 0..(END / 1000.0) as u64 {
         let now = Duration::from_secs(second + 1);
-        for rank in 0..simulation.ranks {
-            if let Some(view) = simulation.view(rank, second) {
+        for (rank, turn) in turns.iter_mut().enumerate() {
+            if let Some(mut view) = simulation.view(rank, second) {
+                let connections = view.connections.into_iter().map(|view| (view, ())).collect();
+                let shown = select_connections(connections, turn);
+                view.connections = shown.into_iter().map(|(view, ())| view).collect();
                 let bytes = view.encode();
                 collector.add(View::decode(&bytes).unwrap(), now);
             }
@@ -557,6 +562,30 @@ fn simulated_fault_that_ends_is_named_no_more() {
     }
     assert!(named[58..66].iter().all(|named| *named), "{named:?}");
     assert!(named[86..].iter().all(|named| !*named), "{named:?}");
+}
+
+/// Each rank has 38 connections, of which a view has room for 24.
+#[test]
+fn simulated_faults_of_many_connections_are_named() {
+    const RANKS: usize = 20;
+    for fault in [
+        Fault::None,
+        Fault::Path(3, 7, 0.25 / RANKS as f64),
+        Fault::Ingress(6, 0.5),
+        Fault::Stopped(11),
+    ] {
+        let mut simulation = Simulation::new(RANKS, Pattern::AllToAll, Compute::Even, fault, 1);
+        let verdicts = verdicts(&mut simulation);
+        let named = verdicts.iter().find(|verdict| !verdict.suspects.is_empty());
+        match named {
+            None => assert_eq!(fault, Fault::None),
+            Some(verdict) => assert!(
+                is_right(verdict, fault, Pattern::AllToAll, RANKS),
+                "{fault:?}: {}",
+                verdict.text
+            ),
+        }
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use evenkeel_diagnosis::{ConnectionView, MAX_CONNECTIONS, Process, View};
+use evenkeel_diagnosis::{ConnectionView, MAX_CONNECTIONS, Process, View, select_connections};
 
 use crate::connection::base::Direction;
 use crate::telemetry::metrics::{Metrics, Observed};
@@ -27,8 +27,9 @@ pub(super) struct Views {
     delay: Duration,
     connections: HashMap<u64, Counted>,
     longest: Option<LongWait>,
-    /// The idle connection that is shown next.
+    /// The idle connection that is shown next, and the other one.
     next_idle: usize,
+    next_other: usize,
 }
 
 #[derive(Clone, Default)]
@@ -38,6 +39,8 @@ struct Counted {
     retransmits: Option<u64>,
     /// Of each flow, how long it had bytes that were not acknowledged.
     unacknowledged: Vec<Duration>,
+    /// When these two were read: with the last view that showed the connection.
+    read: Duration,
 }
 
 /// The longest wait for requests that are outstanding.
@@ -62,6 +65,7 @@ impl Views {
             connections: HashMap::new(),
             longest: None,
             next_idle: 0,
+            next_other: 0,
         }
     }
 
@@ -113,11 +117,7 @@ impl Views {
             };
             all.push((view, connection));
         }
-        // Those that a verdict may be about come first: what waits, and what carries most.
-        all.sort_by_key(|(view, _)| {
-            std::cmp::Reverse((view.outstanding.max(view.unposted), view.kibibytes))
-        });
-        all.truncate(MAX_CONNECTIONS);
+        let mut all = select_connections(all, &mut self.next_other);
         let shown = idle.len().min(IDLE_SHOWN).min(MAX_CONNECTIONS - all.len());
         let first = self.next_idle.checked_rem(idle.len()).unwrap_or_default();
         self.next_idle = first + shown;
@@ -135,12 +135,16 @@ impl Views {
             view.device = device as u8;
             if view.is_sender && view.outstanding > 0 {
                 let known = counted.entry(view.id).or_default();
+                // What has come together since then, as if it had in the time of this view.
+                let since = now.saturating_sub(std::mem::replace(&mut known.read, now));
+                let of_view = f64::from(window) / f64::from(milliseconds(since).max(1));
                 let mut retransmits = 0;
                 let paths = connection.paths();
                 // Flows share the bytes of a message, so the one that takes longest says how long they are under way.
                 let flows = paths.iter().zip(&known.unacknowledged);
                 let longest = flows.map(|(path, before)| path.busy.saturating_sub(*before)).max();
-                view.unacknowledged = milliseconds(longest.unwrap_or_default()).min(window);
+                let longest = longest.unwrap_or_default().mul_f64(of_view);
+                view.unacknowledged = milliseconds(longest).min(window);
                 known.unacknowledged = paths.iter().map(|path| path.busy).collect();
                 for path in paths {
                     let trip = path.usual_round_trip.as_micros() as u32;
@@ -149,7 +153,8 @@ impl Views {
                     view.is_unanswered |= path.unanswered >= UNANSWERED && path.silent >= SILENT;
                 }
                 let before = known.retransmits.replace(retransmits).unwrap_or(retransmits);
-                view.retransmits = retransmits.saturating_sub(before).min(u16::MAX.into()) as u16;
+                let of_view = retransmits.saturating_sub(before) as f64 * of_view;
+                view.retransmits = of_view.round() as u16; // as many as fit
             }
             let time = Duration::from_millis(view.outstanding_for.into());
             if self.longest.as_ref().is_none_or(|longest| longest.time < time) && !time.is_zero() {
