@@ -189,10 +189,7 @@ class Work(C10dWork):
             finish, self._finish = self._finish, None
             if finish is None:
                 return
-            if self._inference and not torch.is_inference_mode_enabled():
-                with torch.inference_mode():
-                    finish()
-            else:
+            with torch.inference_mode() if self._inference else torch.no_grad():
                 finish()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -203,7 +200,12 @@ class Work(C10dWork):
         return True
 
     def is_completed(self) -> bool:
-        return all(request.test() for request in self._requests)
+        if not all(request.test() for request in self._requests):
+            return False
+        if self.exception() is None:
+            # Who sees that it is done reads the tensors.
+            self._run_finish()
+        return True
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
@@ -260,6 +262,15 @@ class Work(C10dWork):
             future.set_result(self._tensors)
 
 
+def _without_autograd(kind: type) -> type:
+    """Lets no operation of the class be recorded for a backward pass, as with torch's own backends."""
+    for name, operation in list(vars(kind).items()):
+        if callable(operation) and not name.startswith("__"):
+            setattr(kind, name, torch.no_grad()(operation))
+    return kind
+
+
+@_without_autograd
 class _Operations:
     """The operations of torch.distributed, by a group. `_rank` and `_size` are the group's."""
 
@@ -289,9 +300,7 @@ class _Operations:
         if kind not in _OPS:
             raise ArgumentError(f"backend {NAME} has no reduction {kind}")
         op = _OPS[kind]
-        if kind == ReduceOp.PREMUL_SUM:
-            tensor.mul_(opts.reduceOp.factor)
-        if tensor.dtype == torch.bool:
+        if tensor.dtype == torch.bool and kind != ReduceOp.PREMUL_SUM:
             return tensor.view(torch.uint8), _ON_BOOLS.get(op, op), None
         if op in _BITWISE:
             if tensor.is_floating_point() or tensor.is_complex():
@@ -302,6 +311,8 @@ class _Operations:
         dtype = _DTYPES.get(tensor.dtype)
         if dtype is None:
             raise ArgumentError(f"backend {NAME} cannot reduce tensors of {tensor.dtype} with {kind}")
+        if kind == ReduceOp.PREMUL_SUM:
+            tensor.mul_(opts.reduceOp.factor)
         return tensor, op, dtype
 
     def _average(self, tensor: Tensor, opts: Any) -> None:

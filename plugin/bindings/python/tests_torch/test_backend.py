@@ -118,6 +118,58 @@ class Collectives(unittest.TestCase):
 
         processes(3, work)
 
+    def test_result_is_in_the_tensors_once_a_work_says_that_it_is_done(self):
+        def work(rank, size):
+            parts = [torch.zeros(1000) for _ in range(size)]
+            average, turned = torch.full((1000,), float(rank)), torch.full((10, 100), float(rank)).t()
+            for done in [
+                dist.all_gather(parts, torch.full((1000,), float(rank)), async_op=True),
+                dist.all_reduce(average, op=dist.ReduceOp.AVG, async_op=True),
+                dist.all_reduce(turned, async_op=True),
+            ]:
+                end = time.monotonic() + TIMEOUT.total_seconds()
+                while not done.is_completed():
+                    assert time.monotonic() < end
+                assert done.is_success()
+            assert all((part == i).all() for i, part in enumerate(parts))
+            assert (average == 1).all() and (turned == 3).all()
+
+        processes(3, work)
+
+    def test_operations_are_not_recorded_for_a_backward_pass(self):
+        def work(rank, size):
+            features = torch.full((4,), float(rank), requires_grad=True)
+            parts = [torch.zeros(4) for _ in range(size)]
+            dist.all_gather(parts, features)
+            assert all((part == i).all() and not part.requires_grad for i, part in enumerate(parts))
+            whole, own = torch.zeros(4 * size), torch.zeros(4)
+            dist.all_gather_into_tensor(whole, features)
+            dist.reduce_scatter_tensor(own, torch.cat([features] * size))
+            assert not whole.requires_grad and not own.requires_grad and (own == 1).all()
+            # Each rank's gradient is that of its own loss.
+            loss = (features * 3).sum()
+            dist.all_reduce(loss, op=dist.ReduceOp.AVG)
+            loss.backward()
+            assert loss.item() == 6 and (features.grad == 3).all(), (loss, features.grad)
+            dist.all_reduce(features)
+
+        everywhere(2, work)
+
+    def test_sum_with_a_factor(self):
+        def work(rank, size):
+            x = torch.full((5,), float(rank + 1))
+            dist.all_reduce(x, op=dist._make_nccl_premul_sum(0.5))
+            assert (x == 1.5).all(), x
+            whole = torch.ones(1, dtype=torch.int16)
+            try:
+                dist.all_reduce(whole, op=dist._make_nccl_premul_sum(3))
+            except evenkeel.torch.ArgumentError:
+                assert whole.item() == 1
+            else:
+                raise AssertionError("tensors of int16 cannot be reduced")
+
+        processes(2, work)
+
     def test_what_cannot_be_done_is_refused_by_name(self):
         def work(rank, size):
             for wrong, text in [
