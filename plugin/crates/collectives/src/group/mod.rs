@@ -3,6 +3,7 @@
 pub(crate) mod call;
 mod operations;
 mod point_to_point;
+mod queue;
 pub(crate) mod receive;
 mod reconfigure;
 mod request;
@@ -24,8 +25,9 @@ use crate::links::transport_kind::TransportKind;
 use crate::liveness::{GroupFailure, abort_group};
 
 pub use call::Call;
+pub use queue::Sequence;
 pub use reconfigure::Reconfigure;
-pub use request::{Request, Sequence};
+pub use request::Request;
 pub use window::Window;
 
 /// Maximum time to report that this rank aborts the group.
@@ -46,7 +48,7 @@ pub struct Group {
     /// Number of groups that have been made of the same members.
     made: Mutex<HashMap<Vec<usize>, u64>>,
     /// The operations that were started, and those that wait for their turn.
-    queues: Mutex<HashMap<Sequence, Arc<request::Queue>>>,
+    queues: Arc<queue::Queues>,
     /// The rank that the next receive from any rank asks first; the number of ranks for rank 0.
     first_sender: AtomicUsize,
     /// An operation has failed: messages for it may still arrive.
@@ -108,7 +110,7 @@ impl Group {
             timeout,
             sequences: Mutex::default(),
             made: Mutex::default(),
-            queues: Mutex::default(),
+            queues: Arc::default(),
             first_sender: AtomicUsize::new(0),
             unfinished: AtomicBool::new(false),
             previous_ranks: vec![],

@@ -1,13 +1,10 @@
 //! Nonblocking operations: a call starts one and returns a request, which is tested or awaited later.
 //!
 //! The operations of a [`Sequence`] run in the order in which they were started, on a thread of the group, or on the thread of a
-//! caller that waits for its turn. Sequences do not wait for each other. The threads are started when they are needed and end when
-//! they have been idle for [`MAX_IDLE_TIME`].
+//! caller that waits for its turn. Sequences do not wait for each other.
 
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use evenkeel_transport::sync::lock;
@@ -15,33 +12,7 @@ use evenkeel_transport::sync::lock;
 use crate::error::{Error, ErrorKind, Result, format_duration};
 
 use super::Group;
-
-/// How long a thread waits for another operation of its sequence before it ends.
-const MAX_IDLE_TIME: Duration = Duration::from_secs(1);
-
-/// Which operations of a group run one after another, in the order in which they were started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Sequence {
-    /// The collective operations of a tag.
-    Collectives {
-        /// The tag of their calls.
-        tag: u32,
-    },
-    /// The messages of a tag to a rank.
-    Sends {
-        /// The receiver.
-        to: usize,
-        /// The tag of their calls.
-        tag: u32,
-    },
-    /// The messages of a tag from a rank.
-    Receives {
-        /// The sender; `None` for receives from any rank.
-        from: Option<usize>,
-        /// The tag of their calls.
-        tag: u32,
-    },
-}
+use super::queue::{Callback, Sequence};
 
 /// An operation that was started. Dropping it does not end the operation.
 #[derive(Debug)]
@@ -59,8 +30,6 @@ struct Shared<T> {
     state: Mutex<State<T>>,
     done: Condvar,
 }
-
-type Callback = Box<dyn FnOnce() + Send>;
 
 struct State<T> {
     outcome: Option<Result<T>>,
@@ -142,146 +111,6 @@ impl<T: Clone> Request<T> {
     }
 }
 
-/// An operation for the thread. Returns the callbacks of its request.
-type Task = Box<dyn FnOnce() -> Vec<Callback> + Send>;
-
-/// The operations of a sequence. Each has a ticket, and the tickets are served in order.
-#[derive(Default)]
-pub(super) struct Queue {
-    state: Mutex<QueueState>,
-    /// For the thread: the operation that is next is one of its tasks.
-    has_task: Condvar,
-    /// For callers: the next ticket is served.
-    served: Condvar,
-}
-
-#[derive(Default)]
-struct QueueState {
-    next_ticket: u64,
-    serving: u64,
-    /// Operations for the thread, with their tickets.
-    tasks: VecDeque<(u64, Task)>,
-    has_thread: bool,
-    thread_waits: bool,
-}
-
-impl QueueState {
-    fn take_ticket(&mut self) -> u64 {
-        self.next_ticket += 1;
-        self.next_ticket - 1
-    }
-
-    /// The thread's next task, if it is its turn.
-    fn take_task(&mut self) -> Option<Task> {
-        let (ticket, _) = self.tasks.front()?;
-        if *ticket != self.serving {
-            return None;
-        }
-        self.tasks.pop_front().map(|(_, task)| task)
-    }
-}
-
-impl Queue {
-    /// Runs an operation on the calling thread, after those that were started before.
-    fn run<T>(&self, operation: impl FnOnce() -> T) -> T {
-        let mut state = lock(&self.state);
-        let ticket = state.take_ticket();
-        while state.serving != ticket {
-            state = self.served.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        drop(state);
-        // Also after a panic, so that others do not wait for ever.
-        let _turn = Turn(self);
-        operation()
-    }
-
-    /// Adds a task for the thread.
-    fn push(self: &Arc<Self>, task: Task) -> std::io::Result<()> {
-        let mut state = lock(&self.state);
-        self.ensure_thread(&mut state)?;
-        let ticket = state.take_ticket();
-        state.tasks.push_back((ticket, task));
-        self.wake_thread(&state);
-        Ok(())
-    }
-
-    fn ensure_thread(self: &Arc<Self>, state: &mut QueueState) -> std::io::Result<()> {
-        if !state.has_thread {
-            let queue = Arc::clone(self);
-            thread::Builder::new()
-                .name("evenkeel-op".to_owned())
-                .spawn(move || queue.run_tasks())?;
-            state.has_thread = true;
-        }
-        Ok(())
-    }
-
-    fn wake_thread(&self, state: &QueueState) {
-        let is_next = state.tasks.front().is_some_and(|(ticket, _)| *ticket == state.serving);
-        if state.thread_waits && is_next {
-            self.has_task.notify_one();
-        }
-    }
-
-    /// The thread: runs tasks until there has been none for a while.
-    fn run_tasks(self: &Arc<Self>) {
-        let mut state = lock(&self.state);
-        loop {
-            if let Some(task) = state.take_task() {
-                drop(state);
-                let turn = Turn(self);
-                let callbacks = task();
-                // Callbacks may wait for the next operation.
-                drop(turn);
-                if !callbacks.is_empty() && !self.call_back(callbacks) {
-                    return;
-                }
-                state = lock(&self.state);
-                continue;
-            }
-            let is_idle = state.tasks.is_empty();
-            state.thread_waits = true;
-            let waited: (MutexGuard<'_, QueueState>, _) = self
-                .has_task
-                .wait_timeout(state, MAX_IDLE_TIME)
-                .unwrap_or_else(PoisonError::into_inner);
-            state = waited.0;
-            state.thread_waits = false;
-            if is_idle && state.tasks.is_empty() && waited.1.timed_out() {
-                state.has_thread = false;
-                return;
-            }
-        }
-    }
-
-    /// Calls callbacks on the thread. Another thread runs the tasks meanwhile, since the callbacks may wait for them. Returns whether
-    /// this thread goes on with the tasks.
-    fn call_back(self: &Arc<Self>, callbacks: Vec<Callback>) -> bool {
-        {
-            let mut state = lock(&self.state);
-            state.has_thread = false;
-            if !state.tasks.is_empty() {
-                // If no thread can be started now, the next task tries again, and this thread comes back.
-                let _ = self.ensure_thread(&mut state);
-            }
-        }
-        callbacks.into_iter().for_each(|callback| callback());
-        !std::mem::replace(&mut lock(&self.state).has_thread, true)
-    }
-}
-
-/// The turn of an operation. Dropping it lets the next one run.
-struct Turn<'a>(&'a Queue);
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        let mut state = lock(&self.0.state);
-        state.serving += 1;
-        self.0.wake_thread(&state);
-        self.0.served.notify_all();
-    }
-}
-
 impl Group {
     /// Starts an operation, such as `|group| group.allreduce(..)`, and returns at once. It runs on a thread of the group, after the
     /// operations of the same sequence that were started before. Callers need not wait for it to make progress.
@@ -303,7 +132,7 @@ impl Group {
             drop(group);
             started.complete(outcome)
         };
-        if let Err(error) = self.queue(sequence).push(Box::new(task)) {
+        if let Err(error) = self.queues.push(sequence, Box::new(task)) {
             let error = Error::system("cannot start a thread for the operation", error);
             return Request::ready(Err(error));
         }
@@ -319,11 +148,7 @@ impl Group {
         sequence: Sequence,
         operation: impl FnOnce(&Self) -> Result<T>,
     ) -> Result<T> {
-        self.queue(sequence).run(|| operation(self))
-    }
-
-    fn queue(&self, sequence: Sequence) -> Arc<Queue> {
-        Arc::clone(lock(&self.queues).entry(sequence).or_default())
+        self.queues.run(sequence, || operation(self))
     }
 }
 
@@ -333,6 +158,7 @@ mod tests {
     use crate::test_support::{TEST_TIMEOUT, run_ranks_shared, transports};
     use crate::{Call, Op};
     use std::sync::mpsc;
+    use std::thread;
 
     const FIRST: Sequence = Sequence::Collectives { tag: 0 };
 
@@ -464,6 +290,32 @@ mod tests {
             // The sequence goes on.
             let last = group.start(FIRST, allreduce(vec![3], 0));
             assert_eq!(last.wait(Some(TEST_TIMEOUT)).unwrap(), [6]);
+        });
+    }
+
+    #[test]
+    fn idle_sequences_are_forgotten() {
+        run_ranks_shared(2, &transports()[0], |group| {
+            let other = 1 - group.rank();
+            let started: Vec<_> = (0..20)
+                .map(|tag| {
+                    let call = Call::default().tag(tag);
+                    let send = move |group: &Group| group.send(other, &[tag as u8], &call);
+                    group.start(Sequence::Sends { to: other, tag }, send)
+                })
+                .collect();
+            for tag in 0..20 {
+                let (call, mut buffer) = (Call::default().tag(tag), [0]);
+                let receive = |group: &Group| group.recv(other, &mut buffer, &call);
+                group.in_order(Sequence::Receives { from: Some(other), tag }, receive).unwrap();
+                assert_eq!(buffer, [tag as u8]);
+            }
+            started.iter().for_each(|send| send.wait(Some(TEST_TIMEOUT)).unwrap());
+            let deadline = Instant::now() + TEST_TIMEOUT / 6;
+            while group.queues.count() > 0 {
+                assert!(Instant::now() < deadline, "{} sequences", group.queues.count());
+                thread::yield_now();
+            }
         });
     }
 
