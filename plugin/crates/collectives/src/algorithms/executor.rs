@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::algorithms::plan::{Action, Plan};
 use crate::error::Result;
-use crate::links::link::{Key, Submitted};
+use crate::links::link::{Key, Kind, Submitted};
 use crate::links::matching::ReceiveRequest;
 use crate::links::mesh::{Mesh, PeerError};
 use crate::memory::{Source, Target};
@@ -83,7 +83,9 @@ pub(crate) fn execute(job: &Job<'_>, plan: &Plan, input: &[u8], work: &mut [u8])
         borrowed: PhantomData,
     };
     let result = execution.run(job, &mut wait);
-    let broken = execution.reclaim();
+    // The receiver of a message must not take a part of another one for the rest of this one.
+    let is_cut = job.key.kind == Kind::Message && execution.first > 0;
+    let broken = execution.reclaim() || is_cut;
     result
         .map_err(|error| if broken { job.mesh.end_group_on_partial_transfer(error) } else { error })
 }

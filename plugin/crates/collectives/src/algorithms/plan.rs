@@ -51,6 +51,17 @@ impl Plan {
         Self { steps: vec![vec![transfer]] }
     }
 
+    /// A plan that sends a message from the input. It is cut into parts of `max_part` bytes. A shorter part is the last one: it is
+    /// empty if need be, so that the receiver finds the end.
+    pub(crate) fn message(peer: usize, length: usize, max_part: usize) -> Self {
+        let transfer = |range| vec![Transfer { peer, action: Action::SendInput, range }];
+        let mut steps = vec![transfer(0..length)];
+        if length > 0 && length.is_multiple_of(max_part) {
+            steps.push(transfer(length..length));
+        }
+        Self { steps }
+    }
+
     /// Adds a step. Empty transfers are left out, on both sides alike.
     fn step(&mut self, transfers: impl IntoIterator<Item = Transfer>) {
         let transfers = transfers.into_iter().filter(|transfer| !transfer.range.is_empty());

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::algorithms::plan::{Action, Plan, Transfer};
+use crate::algorithms::plan::Plan;
 use crate::error::{Error, Result};
 use crate::group::receive::MessageReceive;
 use crate::links::link::{Key, Kind};
@@ -15,22 +15,20 @@ impl Group {
     /// received it. Messages of a tag arrive in order.
     ///
     /// # Errors
-    /// As [`Group::allreduce`]; [`ErrorKind::Argument`](crate::ErrorKind::Argument) for a message to this rank itself or of more than 1 GiB.
+    /// As [`Group::allreduce`]; [`ErrorKind::Argument`](crate::ErrorKind::Argument) for a message to this rank itself.
     pub fn send(&self, to: usize, bytes: &[u8], call: &Call) -> Result<()> {
+        self.send_in_parts(to, bytes, call, MAX_MESSAGE_BYTES)
+    }
+
+    /// A message of `max_part` bytes or more is sent in parts, and received so.
+    fn send_in_parts(&self, to: usize, bytes: &[u8], call: &Call, max_part: usize) -> Result<()> {
         self.check_peer(to)?;
-        if bytes.len() > MAX_MESSAGE_BYTES {
-            return Err(Error::argument(format!(
-                "a message of {} bytes: at most {MAX_MESSAGE_BYTES}",
-                bytes.len()
-            )));
-        }
-        let transfer = Transfer { peer: to, action: Action::SendInput, range: 0..bytes.len() };
-        let plan = Plan::single(transfer);
+        let plan = Plan::message(to, bytes.len(), max_part);
         self.run(
             "send",
             self.message_key(call),
             &plan,
-            (1, MAX_MESSAGE_BYTES),
+            (1, max_part),
             bytes,
             &mut [],
             (&|_, _| {}, call),
@@ -43,7 +41,8 @@ impl Group {
     /// As [`Group::allreduce`]. A message that is longer than the buffer ends the group.
     pub fn recv(&self, from: usize, buffer: &mut [u8], call: &Call) -> Result<usize> {
         self.check_peer(from)?;
-        self.receive(&[self.members[from]], buffer, call).map(|(_, bytes)| bytes)
+        let from = [self.members[from]];
+        self.receive(&from, buffer, call, MAX_MESSAGE_BYTES).map(|(_, bytes)| bytes)
     }
 
     /// Receives a message from the first rank that sends one. Returns that rank and the message's length.
@@ -58,19 +57,45 @@ impl Group {
         if others.is_empty() {
             return Err(Error::argument("there is no other rank to receive from"));
         }
-        let (index, bytes) = self.receive(&others, buffer, call)?;
+        let (index, bytes) = self.receive(&others, buffer, call, MAX_MESSAGE_BYTES)?;
         let rank = self.members.iter().position(|member| *member == others[index]);
         let rank = rank.unwrap_or_default();
         self.first_sender.store(rank + 1, Ordering::Relaxed);
         Ok((rank, bytes))
     }
 
-    fn receive(&self, from: &[usize], buffer: &mut [u8], call: &Call) -> Result<(usize, usize)> {
+    fn receive(
+        &self,
+        from: &[usize],
+        buffer: &mut [u8],
+        call: &Call,
+        max_part: usize,
+    ) -> Result<(usize, usize)> {
         self.check_not_replaced()?;
         let timeout = call.timeout.unwrap_or(self.timeout);
-        let receive =
-            MessageReceive { mesh: &self.mesh, from, key: self.message_key(call), timeout };
-        receive.receive(buffer).map_err(|error| self.renumbered(error))
+        let (mut key, mut sender, mut received) = (self.message_key(call), 0, 0);
+        loop {
+            let is_first = key.part == 0;
+            let from = if is_first { from } else { &from[sender..=sender] };
+            let end = buffer.len().min(received + max_part);
+            let receive = MessageReceive { mesh: &self.mesh, from, key, timeout };
+            let (place, bytes) = receive.receive(&mut buffer[received..end]).map_err(|error| {
+                // The rest must not be taken for that of another message.
+                let error = match is_first {
+                    true => error,
+                    false => self.mesh.end_group_on_partial_transfer(error),
+                };
+                self.renumbered(error)
+            })?;
+            if is_first {
+                sender = place;
+            }
+            received += bytes;
+            if bytes < max_part {
+                return Ok((sender, received));
+            }
+            key.part += 1;
+        }
     }
 
     fn message_key(&self, call: &Call) -> Key {
@@ -150,6 +175,53 @@ mod tests {
                 assert_eq!((group.recv(1, &mut buffer, &late).unwrap(), buffer), (1, [9]));
                 group.broadcast(&mut buffer, 1, &late).unwrap();
                 assert_eq!(buffer, [7]);
+            });
+        }
+    }
+
+    /// A long message is cut. Its parts are short here, since the longest takes a GiB of memory on each side.
+    #[test]
+    fn message_in_parts_arrives_whole() {
+        const PART: usize = 1000;
+        for transport in transports() {
+            run_ranks(3, &transport, |group| {
+                let call = Call::default();
+                let bytes = |length: usize| (0..length).map(|i| (i % 251) as u8).collect();
+                for length in [0, 999, 1000, 1001, 2000, 4500] {
+                    let sent: Vec<u8> = bytes(length);
+                    if group.rank() > 0 {
+                        group.send_in_parts(0, &sent, &call, PART).unwrap();
+                        // The next message of this rank comes after the other rank's.
+                        group.barrier(&call).unwrap();
+                        continue;
+                    }
+                    // Into a buffer of the same length, and into a longer one, from any rank.
+                    let mut exact = vec![0; length];
+                    let received = group.receive(&[1], &mut exact, &call, PART).unwrap();
+                    assert!(received == (0, length) && exact == sent, "{received:?}");
+                    let mut longer = vec![0; length + 1500];
+                    let received = group.receive(&[1, 2], &mut longer, &call, PART).unwrap();
+                    assert!(received == (1, length) && longer[..length] == sent, "{received:?}");
+                    group.barrier(&call).unwrap();
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn message_in_parts_of_another_length_is_a_mismatch() {
+        for (sent, expected) in [(1500, 1000), (2500, 2200), (2000, 1999)] {
+            run_ranks(2, &transports()[0], |group| {
+                let call = Call::default();
+                let error = if group.rank() == 0 {
+                    group.receive(&[1], &mut vec![0; expected], &call, 1000).map(drop)
+                } else {
+                    // The message may be gone before the other rank finds that it is too long.
+                    let sent = group.send_in_parts(0, &vec![1; sent], &call, 1000);
+                    sent.and_then(|()| group.barrier(&call))
+                };
+                let error = error.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
             });
         }
     }
