@@ -52,8 +52,8 @@ func Requests(c *corev1.Container) bool {
 		return true
 	}
 	for _, list := range []corev1.ResourceList{c.Resources.Limits, c.Resources.Requests} {
-		for name := range list {
-			if IsResource(name) {
+		for name, quantity := range list {
+			if IsResource(name) && quantity.Sign() > 0 { // charts of CPU jobs say zero
 				return true
 			}
 		}

@@ -21,7 +21,7 @@ func TestAcceleratorNames(t *testing.T) {
 }
 
 func TestAcceleratorRequests(t *testing.T) {
-	one := resource.MustParse("1")
+	one, zero := resource.MustParse("1"), resource.MustParse("0")
 	for name, test := range map[string]struct {
 		resources corev1.ResourceRequirements
 		want      bool
@@ -30,6 +30,7 @@ func TestAcceleratorRequests(t *testing.T) {
 		"request":        {corev1.ResourceRequirements{Requests: corev1.ResourceList{"amd.com/gpu": one}}, true},
 		"claim":          {corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpus"}}}, true},
 		"a network card": {corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/rail0": one}}, false},
+		"none of them":   {corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/gpu": zero}, Requests: corev1.ResourceList{"nvidia.com/gpu": zero}}, false},
 		"nothing":        {corev1.ResourceRequirements{}, false},
 	} {
 		if got := RequestedBy(&corev1.PodSpec{Containers: []corev1.Container{{}, {Resources: test.resources}}}); got != test.want {
