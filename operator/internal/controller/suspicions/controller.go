@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
@@ -242,7 +243,7 @@ func (c *Reconciler) tell(ctx context.Context, job types.NamespacedName, reporte
 	return next, nil
 }
 
-// nodeOf returns the node of a process that the reporter names; empty: its job has no pod there. The name of the process's pod counts.
+// nodeOf returns the node of a process that the reporter names; empty: its job has no pod there that runs. The name of the process's pod counts.
 // A process that does not know it has the node's name only.
 func (c *Reconciler) nodeOf(ctx context.Context, place suspects.Place, reporter *metav1.PartialObjectMetadata, pods []metav1.PartialObjectMetadata) (string, error) {
 	if place.Pod != "" {
@@ -256,14 +257,15 @@ func (c *Reconciler) nodeOf(ctx context.Context, place suspects.Place, reporter 
 		if err := c.live.Get(ctx, client.ObjectKeyFromObject(&pods[at]), pod); err != nil {
 			return "", client.IgnoreNotFound(err)
 		}
-		if pod.UID != pods[at].UID {
+		if pod.UID != pods[at].UID || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 			return "", nil
 		}
 		return pod.Spec.NodeName, nil
 	}
 	there := &metav1.PartialObjectMetadataList{}
 	there.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
-	if err := c.live.List(ctx, there, client.InNamespace(reporter.Namespace), client.MatchingFields{"spec.nodeName": place.Host}); err != nil {
+	onNode := fields.AndSelectors(unfinished, fields.OneTermEqualSelector("spec.nodeName", place.Host))
+	if err := c.live.List(ctx, there, client.InNamespace(reporter.Namespace), client.MatchingFieldsSelector{Selector: onNode}); err != nil {
 		return "", fmt.Errorf("list the pods on node %s: %w", place.Host, err)
 	}
 	if slices.ContainsFunc(there.Items, func(p metav1.PartialObjectMetadata) bool { return workload.SameJob(&p, reporter) }) {

@@ -107,3 +107,12 @@ func TestSuspicionIsRecordedWithoutItsEvent(t *testing.T) {
 		t.Errorf("%d suspicions and %d Events, want one, and one each about job and node", count, s.events())
 	}
 }
+
+// A job that has left a node says nothing about it: else it would hold the node as long as it runs.
+func TestTerminatedPodsAccuseNoNode(t *testing.T) {
+	for phase, want := range map[corev1.PodPhase]int{corev1.PodRunning: 1, corev1.PodSucceeded: 0, corev1.PodFailed: 0} {
+		if count, _ := newScene(t, phase).suspicions(); count != want {
+			t.Errorf("the pod there is %s: %d suspicions, want %d", phase, count, want)
+		}
+	}
+}
