@@ -167,7 +167,7 @@ func (c *Reconciler) Reconcile(ctx context.Context, job reconcile.Request) (reco
 		next = 0
 	}
 	for _, node := range nodes {
-		again, err := c.record(ctx, node, health.JobView{UID: job.Name, Said: saysOf(node, told.nodes, about, standing), Ended: ended})
+		again, err := c.record(ctx, node, health.JobView{Namespace: job.Namespace, UID: job.Name, Said: saysOf(node, told.nodes, about, standing), Ended: ended})
 		if err != nil {
 			return reconcile.Result{}, err
 		}

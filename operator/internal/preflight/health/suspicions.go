@@ -14,7 +14,7 @@ const maxSuspicionAge = 7 * 24 * time.Hour
 
 // A JobView is what is known of a job that suspects nodes.
 type JobView struct {
-	UID string
+	Namespace, UID string
 	// Said is what it says about the node now, once for each class; none: it says nothing, or no longer.
 	Said []evenkeel.Suspicion
 	// Ended is set when all its pods have terminated.
@@ -22,15 +22,19 @@ type JobView struct {
 }
 
 // Suspect returns the suspicions as they are after what is known of one job. Of an ended job nothing new is believed, as its check
-// may be over. Changed is false where they stay as they are.
+// may be over. Where there is no room, a new one replaces one that was withdrawn, and never another: its job would write that again.
+// Changed is false where they stay as they are.
 func Suspect(before []evenkeel.Suspicion, job JobView, now time.Time) (after []evenkeel.Suspicion, changed bool) {
 	at := metav1.NewTime(now).Rfc3339Copy()
+	open := func(s evenkeel.Suspicion) bool {
+		return s.Job.UID == job.UID && s.Job.Namespace == job.Namespace && s.JobEndTime == nil
+	}
 	for _, s := range before {
 		if s.JobEndTime != nil && now.Sub(s.JobEndTime.Time) > maxSuspicionAge {
 			changed = true
 			continue
 		}
-		if s.Job.UID == job.UID && s.JobEndTime == nil {
+		if open(s) {
 			said := slices.ContainsFunc(job.Said, func(n evenkeel.Suspicion) bool { return n.Class == s.Class })
 			switch {
 			case job.Ended:
@@ -47,14 +51,29 @@ func Suspect(before []evenkeel.Suspicion, job JobView, now time.Time) (after []e
 		return after, changed
 	}
 	for _, n := range job.Said {
-		known := func(s evenkeel.Suspicion) bool {
-			return s.Job.UID == job.UID && s.Class == n.Class && s.JobEndTime == nil
+		if slices.ContainsFunc(after, func(s evenkeel.Suspicion) bool { return open(s) && s.Class == n.Class }) {
+			continue
 		}
-		if !slices.ContainsFunc(after, known) {
-			after, changed = slices.Insert(after, 0, n), true
+		if len(after) >= evenkeel.MaxSuspicions {
+			at := lastWithdrawn(after)
+			if at < 0 {
+				continue
+			}
+			after = slices.Delete(after, at, at+1)
+		}
+		after, changed = slices.Insert(after, 0, n), true
+	}
+	return after, changed
+}
+
+// lastWithdrawn is the place of the oldest suspicion that was withdrawn and waits for no check; negative: there is none.
+func lastWithdrawn(all []evenkeel.Suspicion) int {
+	for i, s := range slices.Backward(all) {
+		if s.WithdrawnTime != nil && s.JobEndTime == nil {
+			return i
 		}
 	}
-	return after[:min(len(after), evenkeel.MaxSuspicions)], changed
+	return -1
 }
 
 // dropDecided returns the suspicions that a conclusive result does not decide: those of jobs that ended after it, or have not ended.

@@ -41,16 +41,16 @@ func TestSuspicionsFollowTheJob(t *testing.T) {
 		changed bool
 		want    string
 	}{
-		{"nothing is said", JobView{UID: "a"}, 0, false, ""},
-		{"a link", JobView{UID: "a", Said: []evenkeel.Suspicion{link}}, 0, true, "a link"},
-		{"again", JobView{UID: "a", Said: []evenkeel.Suspicion{link}}, time.Minute, false, "a link"},
-		{"another job says nothing", JobView{UID: "b"}, time.Minute, false, "a link"},
-		{"it changes its mind", JobView{UID: "a", Said: []evenkeel.Suspicion{path}}, time.Minute, true, "a path, a link-"},
-		{"and again", JobView{UID: "a", Said: []evenkeel.Suspicion{link}}, time.Minute, true, "a path-, a link"},
-		{"another job", JobView{UID: "b", Said: []evenkeel.Suspicion{suspicion("b", evenkeel.SuspectLink)}}, time.Minute, true, "b link, a path-, a link"},
-		{"the first job ends", JobView{UID: "a", Ended: true}, time.Hour, true, "b link, a path-!, a link!"},
-		{"its pod still says so", JobView{UID: "a", Said: []evenkeel.Suspicion{link}, Ended: true}, time.Hour, false, "b link, a path-!, a link!"},
-		{"nobody decides for a week", JobView{UID: "b"}, 8 * 24 * time.Hour, true, "b link-"},
+		{"nothing is said", JobView{Namespace: "ml", UID: "a"}, 0, false, ""},
+		{"a link", JobView{Namespace: "ml", UID: "a", Said: []evenkeel.Suspicion{link}}, 0, true, "a link"},
+		{"again", JobView{Namespace: "ml", UID: "a", Said: []evenkeel.Suspicion{link}}, time.Minute, false, "a link"},
+		{"another job says nothing", JobView{Namespace: "ml", UID: "b"}, time.Minute, false, "a link"},
+		{"it changes its mind", JobView{Namespace: "ml", UID: "a", Said: []evenkeel.Suspicion{path}}, time.Minute, true, "a path, a link-"},
+		{"and again", JobView{Namespace: "ml", UID: "a", Said: []evenkeel.Suspicion{link}}, time.Minute, true, "a path-, a link"},
+		{"another job", JobView{Namespace: "ml", UID: "b", Said: []evenkeel.Suspicion{suspicion("b", evenkeel.SuspectLink)}}, time.Minute, true, "b link, a path-, a link"},
+		{"the first job ends", JobView{Namespace: "ml", UID: "a", Ended: true}, time.Hour, true, "b link, a path-!, a link!"},
+		{"its pod still says so", JobView{Namespace: "ml", UID: "a", Said: []evenkeel.Suspicion{link}, Ended: true}, time.Hour, false, "b link, a path-!, a link!"},
+		{"nobody decides for a week", JobView{Namespace: "ml", UID: "b"}, 8 * 24 * time.Hour, true, "b link-"},
 	} {
 		next, changed := Suspect(all, step.job, noon.Add(step.after))
 		if got := describe(next); got != step.want || changed != step.changed {
@@ -58,12 +58,51 @@ func TestSuspicionsFollowTheJob(t *testing.T) {
 		}
 		all = next
 	}
-	for i := range 20 {
-		job := fmt.Sprint("job-", i)
-		all, _ = Suspect(all, JobView{UID: job, Said: []evenkeel.Suspicion{suspicion(job, evenkeel.SuspectLink)}}, noon)
+}
+
+// There is room for a few suspicions. Those that come later do not push out others: their jobs would write them again and again. An ended
+// one waits for its check.
+func TestSuspicionsBeyondTheLimit(t *testing.T) {
+	say := func(all []evenkeel.Suspicion, job string) ([]evenkeel.Suspicion, bool) {
+		return Suspect(all, JobView{Namespace: "ml", UID: job, Said: []evenkeel.Suspicion{suspicion(job, evenkeel.SuspectLink)}}, noon)
 	}
-	if len(all) != evenkeel.MaxSuspicions || all[0].Job.UID != "job-19" {
-		t.Errorf("%s: want the newest %d", describe(all), evenkeel.MaxSuspicions)
+	var all []evenkeel.Suspicion
+	for i := range 20 {
+		all, _ = say(all, fmt.Sprint(i))
+	}
+	const first = "7 link, 6 link, 5 link, 4 link, 3 link, 2 link, 1 link, 0 link"
+	for i := range 20 {
+		var changed bool
+		if all, changed = say(all, fmt.Sprint(i)); changed || describe(all) != first {
+			t.Fatalf("job %d says the same again: %s, changed %t", i, describe(all), changed)
+		}
+	}
+	all, _ = Suspect(all, JobView{Namespace: "ml", UID: "0", Ended: true}, noon)
+	all, _ = Suspect(all, JobView{Namespace: "ml", UID: "1"}, noon)
+	all, _ = Suspect(all, JobView{Namespace: "ml", UID: "3"}, noon)
+	for _, step := range []struct{ job, want string }{
+		{"8", "8 link, 7 link, 6 link, 5 link, 4 link, 3 link-, 2 link, 0 link!"},
+		{"9", "9 link, 8 link, 7 link, 6 link, 5 link, 4 link, 2 link, 0 link!"},
+		{"10", "9 link, 8 link, 7 link, 6 link, 5 link, 4 link, 2 link, 0 link!"},
+	} {
+		if all, _ = say(all, step.job); describe(all) != step.want {
+			t.Errorf("job %s: %s, want %s", step.job, describe(all), step.want)
+		}
+	}
+}
+
+// Whoever makes a pod writes which job it is of: that counts in its own namespace.
+func TestSuspicionsAreOfOneNamespace(t *testing.T) {
+	before := []evenkeel.Suspicion{suspicion("a", evenkeel.SuspectLink)}
+	for name, job := range map[string]JobView{"withdraws": {Namespace: "other", UID: "a"}, "ends": {Namespace: "other", UID: "a", Ended: true}} {
+		if after, changed := Suspect(before, job, noon); changed || describe(after) != "a link" {
+			t.Errorf("a job of the same UID %s: %s", name, describe(after))
+		}
+	}
+	other := suspicion("a", evenkeel.SuspectLink)
+	other.Job.Namespace = "other"
+	if after, _ := Suspect(before, JobView{Namespace: "other", UID: "a", Said: []evenkeel.Suspicion{other}}, noon); len(after) != 2 {
+		t.Errorf("%s: want those of both", describe(after))
 	}
 }
 
