@@ -296,7 +296,20 @@ impl<'a> Wait<'a> {
     }
 
     fn timed_out(&self, ranks: &[usize]) -> Error {
-        let Self { mesh, what, tag, timeout, report, .. } = self;
+        let Self { what, tag, timeout, .. } = self;
+        let (named, whom) = self.awaited(ranks);
+        let timeout = format_duration(*timeout);
+        let text =
+            format!("{what} (tag {tag}): timeout after {timeout} in which nothing moved{whom}");
+        Error::new(ErrorKind::Timeout, text).with_ranks(named)
+    }
+
+    /// The ranks to name in the error of a timeout while these were awaited, and why, as the end of its text.
+    fn awaited(&self, ranks: &[usize]) -> (Vec<usize>, String) {
+        let Self { mesh, report, .. } = self;
+        if ranks.is_empty() {
+            return (vec![], String::new());
+        }
         let (named, why) = if report.idle.is_empty() {
             (ranks.to_vec(), String::new())
         } else {
@@ -309,11 +322,25 @@ impl<'a> Wait<'a> {
         let obstructions = ranks.iter().filter_map(|rank| mesh.obstruction(*rank));
         let obstructions: String = obstructions.map(|what| format!("; {what}")).collect();
         let awaited: Vec<_> = ranks.iter().map(|rank| mesh.describe(*rank)).collect();
-        let text = format!(
-            "{what} (tag {tag}): timeout after {} in which nothing moved, waiting for {}{obstructions}{why}",
-            format_duration(*timeout),
-            awaited.join(", ")
-        );
-        Error::new(ErrorKind::Timeout, text).with_ranks(named)
+        (named, format!(", waiting for {}{obstructions}{why}", awaited.join(", ")))
     }
+}
+
+/// The error of an operation that was not begun within the timeout, since another one of its tag before it has not ended. Probes the
+/// ranks that this one waits for.
+pub(crate) fn turn_timed_out(mesh: &Mesh, tag: u32, timeout: Duration) -> Error {
+    let probed = || {
+        let mut wait = Wait::new(mesh, "the end of an earlier operation", tag, timeout)?;
+        let ranks = mesh.liveness().awaited();
+        wait.probe(ranks.clone())?;
+        Ok(wait.awaited(&ranks))
+    };
+    let (named, whom) = match probed() {
+        Ok(awaited) => awaited,
+        Err(failure) => return failure,
+    };
+    let timeout = format_duration(timeout);
+    let text =
+        format!("timeout after {timeout}: an earlier operation (tag {tag}) has not ended{whom}");
+    Error::new(ErrorKind::Timeout, text).with_ranks(named)
 }

@@ -43,11 +43,9 @@ pub struct Group {
     /// The ranks of each host.
     hosts: Vec<Vec<usize>>,
     timeout: Duration,
-    /// The number of the next operation of each tag.
-    sequences: Mutex<HashMap<u32, u32>>,
     /// Number of groups that have been made of the same members.
     made: Mutex<HashMap<Vec<usize>, u64>>,
-    /// The operations that were started, and those that wait for their turn.
+    /// The operations that were started, those that wait for their turn, and the numbers of the next ones.
     queues: Arc<queue::Queues>,
     /// The rank that the next receive from any rank asks first; the number of ranks for rank 0.
     first_sender: AtomicUsize,
@@ -108,7 +106,6 @@ impl Group {
             rank,
             id,
             timeout,
-            sequences: Mutex::default(),
             made: Mutex::default(),
             queues: Arc::default(),
             first_sender: AtomicUsize::new(0),

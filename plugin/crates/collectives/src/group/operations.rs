@@ -3,8 +3,6 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use evenkeel_transport::sync::lock;
-
 use crate::Op;
 use crate::algorithms::algorithm::Algorithm;
 use crate::algorithms::cost_model;
@@ -335,13 +333,7 @@ impl Group {
 
     /// The key of the next operation of the call's tag.
     fn operation(&self, call: &Call) -> Key {
-        let sequence = {
-            let mut sequences = lock(&self.sequences);
-            let next = sequences.entry(call.tag).or_insert(0);
-            let sequence = *next;
-            *next = next.wrapping_add(1);
-            sequence
-        };
+        let sequence = self.queues.take_number(call.tag);
         self.mesh.set_oldest_sequence(self.id, call.tag, sequence);
         Key { kind: Kind::Collective, group: self.id, tag: call.tag, sequence, part: 0 }
     }

@@ -4,6 +4,7 @@
 //! caller that waits for its turn. Sequences do not wait for each other.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,8 +12,10 @@ use evenkeel_transport::sync::lock;
 
 use crate::error::{Error, ErrorKind, Result, format_duration};
 
-use super::Group;
+use crate::wait::turn_timed_out;
+
 use super::queue::{Callback, Sequence};
+use super::{Call, Group};
 
 /// An operation that was started. Dropping it does not end the operation.
 #[derive(Debug)]
@@ -148,15 +151,43 @@ impl Group {
         sequence: Sequence,
         operation: impl FnOnce(&Self) -> Result<T>,
     ) -> Result<T> {
-        self.queues.run(sequence, || operation(self))
+        self.take_turn(sequence, None, operation)
+    }
+
+    /// As [`Group::in_order`], but waits for its turn only as long as the call's own timeout, if it has one. The time counts anew when
+    /// an operation before it ends. `operation` is one operation of the sequence, with the options of `call`.
+    ///
+    /// # Errors
+    /// The operation's; [`ErrorKind::Timeout`] when its turn did not come. Then this rank leaves it out, as one that has timed out: the
+    /// operations after it match those of the other ranks.
+    pub fn in_order_within<T>(
+        &self,
+        sequence: Sequence,
+        call: &Call,
+        operation: impl FnOnce(&Self) -> Result<T>,
+    ) -> Result<T> {
+        self.take_turn(sequence, call.timeout, operation)
+    }
+
+    fn take_turn<T>(
+        &self,
+        sequence: Sequence,
+        limit: Option<Duration>,
+        operation: impl FnOnce(&Self) -> Result<T>,
+    ) -> Result<T> {
+        self.queues.run(sequence, limit, || operation(self)).unwrap_or_else(|| {
+            self.unfinished.store(true, Ordering::Relaxed);
+            let limit = limit.unwrap_or(self.timeout);
+            Err(self.renumbered(turn_timed_out(&self.mesh, sequence.tag(), limit)))
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Op;
     use crate::test_support::{TEST_TIMEOUT, run_ranks_shared, transports};
-    use crate::{Call, Op};
     use std::sync::mpsc;
     use std::thread;
 
@@ -290,6 +321,34 @@ mod tests {
             // The sequence goes on.
             let last = group.start(FIRST, allreduce(vec![3], 0));
             assert_eq!(last.wait(Some(TEST_TIMEOUT)).unwrap(), [6]);
+        });
+    }
+
+    #[test]
+    fn timeout_ends_the_wait_for_a_turn() {
+        let (over, ended) = mpsc::channel();
+        let (over, ended) = (Mutex::new(over), Mutex::new(ended));
+        run_ranks_shared(2, &transports()[0], |group| {
+            let short = Call::default().timeout(Duration::from_secs(1));
+            if group.rank() == 0 {
+                let first = group.start(FIRST, allreduce(vec![1], 0));
+                let barrier = |group: &Group| group.barrier(&short);
+                let error = group.in_order_within(FIRST, &short, barrier).unwrap_err();
+                let last = group.start(FIRST, allreduce(vec![100], 0));
+                let _ = lock(&over).send(());
+                assert!(error.kind() == ErrorKind::Timeout && error.is_group_usable(), "{error}");
+                assert_eq!(error.ranks(), [1], "{error}");
+                assert!(error.to_string().contains("an earlier operation"), "{error}");
+                assert_eq!(first.wait(Some(TEST_TIMEOUT)).unwrap(), [2]);
+                assert_eq!(last.wait(Some(TEST_TIMEOUT)).unwrap(), [200]);
+            } else {
+                let _ = lock(&ended).recv_timeout(TEST_TIMEOUT / 6);
+                assert_eq!(allreduce(vec![1], 0)(group).unwrap(), [2]);
+                // The other rank has given it up, and does not take it for its next operation.
+                let error = group.barrier(&short).unwrap_err();
+                assert!(error.kind() == ErrorKind::Timeout && error.is_group_usable(), "{error}");
+                assert_eq!(allreduce(vec![100], 0)(group).unwrap(), [200]);
+            }
         });
     }
 

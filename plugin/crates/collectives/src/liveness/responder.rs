@@ -45,6 +45,15 @@ struct MemberState {
     next: u64,
 }
 
+impl MemberState {
+    fn awaited(&self) -> Vec<usize> {
+        let mut ranks: Vec<usize> = self.waiting.values().flatten().copied().collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+}
+
 impl Liveness {
     /// A new member.
     ///
@@ -85,6 +94,11 @@ impl Liveness {
         let failure = lock(&self.state).failure.get_or_insert(failure).clone();
         self.failed.store(true, Ordering::Release);
         failure
+    }
+
+    /// The ranks that this one's operations in progress wait for.
+    pub(crate) fn awaited(&self) -> Vec<usize> {
+        lock(&self.state).awaited()
     }
 
     /// Registers an operation, which ends when the value is dropped.
@@ -180,9 +194,7 @@ impl Responder {
         }
         let mut body = vec![];
         let state = lock(&member.state);
-        let mut waiting: Vec<usize> = state.waiting.values().flatten().copied().collect();
-        waiting.sort_unstable();
-        waiting.dedup();
+        let mut waiting = state.awaited();
         waiting.truncate(MAX_RANKS);
         body.push(u8::from(!state.waiting.is_empty()));
         put_list(&mut body, waiting.iter());
