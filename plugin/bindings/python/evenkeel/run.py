@@ -125,6 +125,8 @@ class Verdicts:
         """The sentences about suspects, by what they are about: figures change all the time."""
         texts = {}
         for path in self._folder.glob("verdict.*"):
+            if not _is_alive(path.name.split(".")[1]):
+                continue  # it was killed: it waits for nobody
             try:
                 verdict = json.loads(path.read_text())
                 suspects = [(its["class"], its["host"], its.get("rank")) for its in verdict["suspects"]]
@@ -136,14 +138,19 @@ class Verdicts:
 
     def keep_timeline(self, file: str) -> None:
         """Copies the picture of the job, if the process that draws it is on this host."""
-        picture = self._folder / "timeline.svg"
-        if not picture.exists():
+        # Several processes may have collected, one after the other, or each for a part of the job: the picture of the most is kept.
+        pictures = sorted(self._folder.glob("timeline.*.svg"), key=lambda path: path.stat().st_size)
+        if not pictures:
             _log(f"no picture for --timeline {file}: the process that draws it is on the host of the lowest rank, and begins after some seconds")
             return
         try:
-            shutil.copyfile(picture, file)
+            shutil.copyfile(pictures[-1], file)
         except OSError as error:
             _log(f"--timeline {file}: {error.strerror}")
+
+
+def _is_alive(process: str) -> bool:
+    return not process.isdecimal() or Path("/proc", process).exists()
 
 
 def report(folder: Path, environment: Mapping[str, str], old_nccl: bool) -> list[str]:

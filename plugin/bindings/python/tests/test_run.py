@@ -68,10 +68,13 @@ class Commands(unittest.TestCase):
     def test_watch_tells_whom_ranks_wait_for_and_keeps_the_picture(self):
         # The program does what a rank does that has judged. It goes on until its sentence is told.
         verdict = '{"suspects": [{"class": "late", "host": "n3", "rank": 5}], "text": "7 of 8 ranks wait for rank 5 on n3"}'
+        killed = '{"suspects": [{"class": "late", "host": "n9", "rank": 9}], "text": "7 of 8 ranks wait for rank 9 on n9"}'
         program = (
             "import os, pathlib, time\nfolder = pathlib.Path(os.environ['EVENKEEL_STATUS_DIR'])\n"
-            f"(folder / 'verdict.1').write_text({verdict!r})\n(folder / 'verdict.2').write_text('no JSON')\n"
-            f"(folder / 'verdict.3').write_text({verdict!r})\n(folder / 'timeline.svg').write_text('<svg/>')\n"
+            "its = f'verdict.{os.getpid()}'\n"
+            f"(folder / f'{{its}}.a').write_text({verdict!r})\n(folder / f'{{its}}.b').write_text('no JSON')\n"
+            f"(folder / f'{{its}}.c').write_text({verdict!r})\n(folder / 'timeline.a.svg').write_text('<svg/>')\n"
+            f"(folder / 'verdict.{2**30}.d').write_text({killed!r})\n(folder / 'timeline.b.svg').write_text('')\n"
             "input()\n"
         )
         with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +87,7 @@ class Commands(unittest.TestCase):
                 finally:
                     ran.kill()
             self.assertEqual(ran.returncode, 0, rest)
-            self.assertNotIn("wait for rank 5", rest, "two processes say the same")
+            self.assertNotIn("wait for rank", rest, "two processes say the same, and the third is gone")
             self.assertEqual(picture.read_text(), "<svg/>")
 
     def test_watch_without_a_picture_says_where_it_is(self):

@@ -558,7 +558,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_STATUS_DIR",
-            meaning: "folder for the files plugin.PROCESS, which each process writes when NCCL starts the plugin, verdict.PROCESS, with what the job waits for, and timeline.svg; evenkeel-run reads it",
+            meaning: "folder for the files plugin.PROCESS, which each process writes when NCCL starts the plugin, verdict.PROCESS.ID, with what the job waits for, and timeline.ID.svg, its picture; evenkeel-run reads it",
             accepts: "the path of a folder",
             default: "",
         },

@@ -127,7 +127,7 @@ impl Watcher {
             predecessor: None,
             interval: BEAT,
             heard: HashMap::new(),
-            outlets: Outlets::new(&context),
+            outlets: Outlets::new(&context, process.id),
             turn: 0,
             process,
             context,
@@ -363,6 +363,7 @@ impl Watcher {
             let bytes = Datagram::View(view).encode(self.context.settings.job_key());
             self.send(&bytes, election.collector().address);
         }
+        self.outlets.leave();
     }
 }
 

@@ -85,6 +85,9 @@ pub(super) struct Outlets {
     metrics: Arc<Metrics>,
     controller: report::Target,
     folder: Option<PathBuf>,
+    /// The names of its files there. A process may have several libraries that watch, each of which has an identifier.
+    verdict_file: String,
+    timeline_file: String,
     wait_limit: Duration,
     /// The verdict that was told last.
     told: Verdict,
@@ -92,21 +95,25 @@ pub(super) struct Outlets {
     wait_logged: Option<Duration>,
     reports: Reports,
     drawn: Option<Duration>,
+    written: Option<Duration>,
 }
 
 impl Outlets {
-    pub(super) fn new(context: &WatchContext) -> Self {
+    pub(super) fn new(context: &WatchContext, id: u64) -> Self {
         Self {
             log: Arc::clone(&context.log),
             metrics: Arc::clone(&context.metrics),
             controller: report::Target::from_env(),
             folder: context.settings.status_folder().map(Path::to_path_buf),
+            verdict_file: format!("verdict.{}.{id:016x}", std::process::id()),
+            timeline_file: format!("timeline.{id:016x}.svg"),
             wait_limit: context.settings.wait_limit(),
             told: Verdict::default(),
             logged: LoggedSuspects::default(),
             wait_logged: None,
             reports: Reports::default(),
             drawn: None,
+            written: None,
         }
     }
 
@@ -115,16 +122,19 @@ impl Outlets {
         let is_same = names(verdict) == names(&self.told);
         let kind = |verdict: &Verdict| (verdict.outcome, verdict.ranks);
         let changed = !is_same || kind(verdict) != kind(&self.told);
-        let (is_due, over) = self.logged.next(&verdict.suspects, now);
+        let (is_news, over) = self.logged.next(&verdict.suspects, now);
         if let Some(over) = over {
             self.log.tell(&over);
         }
-        if is_due {
+        if is_news {
             self.log.tell(&format!("evenkeel: {}", verdict.text));
         }
         self.told = verdict.clone();
-        if changed {
-            self.write(&format!("verdict.{}", std::process::id()), &(verdict.to_json() + "\n"));
+        // The figures of those that stand change.
+        let stands = !verdict.suspects.is_empty();
+        if changed || stands && is_due(self.written, REFRESH, now) {
+            self.write(&self.verdict_file, &(verdict.to_json() + "\n"));
+            self.written = Some(now);
         }
     }
 
@@ -137,7 +147,7 @@ impl Outlets {
         }
         self.metrics.set_verdict(verdict);
         if self.folder.is_some() && (changed || is_due(self.drawn, REFRESH, now)) {
-            self.write("timeline.svg", &timeline.svg());
+            self.write(&self.timeline_file, &timeline.svg());
             self.drawn = Some(now);
         }
     }
@@ -156,6 +166,13 @@ impl Outlets {
         if is_due(self.wait_logged, REPEAT, now) && self.told.suspects.is_empty() {
             self.log.tell(&format!("evenkeel: {}", wait.words()));
             self.wait_logged = Some(now);
+        }
+    }
+
+    /// This process waits for nobody any more. The picture stays.
+    pub(super) fn leave(&self) {
+        if let Some(folder) = &self.folder {
+            let _ = fs::remove_file(folder.join(&self.verdict_file)); // it may never have been written
         }
     }
 
