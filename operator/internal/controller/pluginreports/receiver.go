@@ -35,7 +35,8 @@ const (
 	// writeRate bounds the requests to the API server, in a second. A job of 5,000 pods takes as many requests, once.
 	writeRate, writeBurst = 50, 100
 	writeTimeout          = 10 * time.Second
-	// refusedFor is how long reports for a pod are ignored after one that did not come from it, at most maxRefused of them.
+	// refusedFor is how long reports of an address for a pod are ignored after one that did not come from the pod, at most maxRefused of
+	// them.
 	refusedFor = 5 * time.Second
 	maxRefused = 4096
 	// suspectsInterval bounds how often suspects of one pod are written, whatever it says.
@@ -56,13 +57,19 @@ type Receiver struct {
 
 	mu      sync.Mutex
 	waiting map[subject]bool        // reports in the queue or being written
-	refused map[types.UID]time.Time // when a report of another address came for the pod
+	refused map[sender]time.Time    // when a report came that was not the pod's
 	written map[types.UID]time.Time // when suspects that the pod named were last written
 }
 
-// A subject is what reports are about: an annotation of a pod.
+// A sender is who says that it is a pod. Anybody may say so: what comes from another address does not keep the pod from reporting.
+type sender struct {
+	pod  types.UID
+	from netip.Addr
+}
+
+// A subject is what the reports of a sender are about: an annotation of a pod.
 type subject struct {
-	pod        types.UID
+	sender
 	annotation string
 }
 
@@ -77,7 +84,11 @@ type report struct {
 	from    netip.AddrPort
 }
 
-func (r report) subject() subject { return subject{r.pod.UID, r.annotation} }
+func (r report) sender() sender {
+	return sender{r.pod.UID, r.from.Addr().Unmap().WithZone("")}
+}
+
+func (r report) subject() subject { return subject{r.sender(), r.annotation} }
 
 // SetupWithManager starts the receiver with the manager, whether that leads or not.
 func (r *Receiver) SetupWithManager(mgr manager.Manager) error {
@@ -100,7 +111,7 @@ func (r *Receiver) SetupWithManager(mgr manager.Manager) error {
 
 func (r *Receiver) prepare(pods client.Reader, writer client.Writer) {
 	r.pods, r.names, r.writer, r.queue = pods, newPodNames(), writer, make(chan report, maxWaiting)
-	r.waiting, r.refused, r.written = map[subject]bool{}, map[types.UID]time.Time{}, map[types.UID]time.Time{}
+	r.waiting, r.refused, r.written = map[subject]bool{}, map[sender]time.Time{}, map[types.UID]time.Time{}
 }
 
 func podMetadata() *metav1.PartialObjectMetadata {
@@ -204,7 +215,7 @@ func (r *Receiver) enqueue(next report) {
 	defer r.mu.Unlock()
 	now := r.Clock.Now()
 	switch {
-	case r.waiting[next.subject()], now.Sub(r.refused[next.pod.UID]) < refusedFor:
+	case r.waiting[next.subject()], now.Sub(r.refused[next.sender()]) < refusedFor:
 		return
 	case next.annotation == evenkeel.SuspectsKey && next.value != "" && now.Sub(r.written[next.pod.UID]) < suspectsInterval:
 		return
@@ -216,12 +227,12 @@ func (r *Receiver) enqueue(next report) {
 	}
 }
 
-// note keeps a time of a pod, in a map of a bounded size.
-func note(times map[types.UID]time.Time, pod types.UID, now time.Time) {
+// note keeps a time of a pod or a sender, in a map of a bounded size.
+func note[Key comparable](times map[Key]time.Time, of Key, now time.Time) {
 	if len(times) >= maxRefused {
 		clear(times)
 	}
-	times[pod] = now
+	times[of] = now
 }
 
 func (r *Receiver) write(ctx context.Context, socket *net.UDPConn) {
@@ -230,29 +241,34 @@ func (r *Receiver) write(ctx context.Context, socket *net.UDPConn) {
 		case <-ctx.Done():
 			return
 		case next := <-r.queue:
-			limited, cancel := context.WithTimeout(ctx, writeTimeout)
-			recorded, refused := r.record(limited, next)
-			cancel()
-			r.mu.Lock()
-			delete(r.waiting, next.subject())
-			if refused {
-				note(r.refused, next.pod.UID, r.Clock.Now())
-			}
-			if recorded && next.annotation == evenkeel.SuspectsKey {
-				note(r.written, next.pod.UID, r.Clock.Now())
-			}
-			r.mu.Unlock()
-			if recorded && next.outcome != "" {
+			if r.writeNext(ctx, next) && next.outcome != "" {
 				_, _ = socket.WriteToUDPAddrPort([]byte(next.pod.UID), next.from) // without an answer it is sent again
 			}
 		}
 	}
 }
 
+// writeNext writes a report of the queue.
+func (r *Receiver) writeNext(ctx context.Context, next report) (recorded bool) {
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	recorded, refused := r.record(ctx, next)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.waiting, next.subject())
+	if refused {
+		note(r.refused, next.sender(), r.Clock.Now())
+	}
+	if recorded && next.annotation == evenkeel.SuspectsKey {
+		note(r.written, next.pod.UID, r.Clock.Now())
+	}
+	return recorded
+}
+
 // record writes the report on the pod, on condition that the pod has the address that the report came from. The API server
 // tests that, so the pod need not be read. Refused is true where the pod has another address.
 func (r *Receiver) record(ctx context.Context, next report) (recorded, refused bool) {
-	address := next.from.Addr().Unmap().WithZone("").String()
+	address := next.sender().from.String()
 	type step struct {
 		Op    string  `json:"op"`
 		Path  string  `json:"path"`

@@ -5,14 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
@@ -92,7 +97,7 @@ func TestPluginReportsFindPodByUID(t *testing.T) {
 	}
 	r.names.OnDelete(cache.DeletedFinalStateUnknown{Key: "n/worker-0", Obj: before})
 	cluster["worker-0"] = after
-	if delete(r.waiting, subject{before.UID, evenkeel.PluginStatusKey}); taken("uid-1") {
+	if delete(r.waiting, subject{sender{before.UID, netip.MustParseAddr("10.0.0.1")}, evenkeel.PluginStatusKey}); taken("uid-1") {
 		t.Error("a pod that is gone has reported")
 	}
 	r.names.OnAdd(after, false)
@@ -104,6 +109,45 @@ func TestPluginReportsFindPodByUID(t *testing.T) {
 	r.names.OnDelete(changed)
 	if len(r.names.named) != 0 {
 		t.Errorf("%v are known, and no pods are there", r.names.named)
+	}
+}
+
+// Whoever knows a pod's UID can send reports about it. They do not keep the pod's own from being written.
+func TestPluginReportsOfOthersSilenceNoPod(t *testing.T) {
+	pod := silentPod("worker-0", "uid-1")
+	now := clocktesting.NewFakePassiveClock(time.Now())
+	r := &Receiver{Clock: now}
+	base := fake.NewClientBuilder().Build()
+	r.prepare(pods{"worker-0": pod}, interceptor.NewClient(base, interceptor.Funcs{
+		Patch: func(_ context.Context, _ client.WithWatch, _ client.Object, patch client.Patch, _ ...client.PatchOption) error {
+			if data, err := patch.Data(nil); err != nil || !strings.Contains(string(data), `"10.0.0.1"`) {
+				return apierrors.NewInvalid(schema.GroupKind{}, "", nil)
+			}
+			return nil
+		},
+	}))
+	r.names.OnAdd(pod, true)
+	// queued sends a report from the address, and returns whether it is to be written.
+	queued := func(from string) bool {
+		before := len(r.queue)
+		r.receive(t.Context(), []byte("evenkeel-report 1\nuid-1\nLoaded\nx\n"), netip.AddrPortFrom(netip.MustParseAddr(from), 5))
+		return len(r.queue) > before
+	}
+	if !queued("10.0.0.2") || queued("10.0.0.2") || !queued("10.0.0.1") {
+		t.Fatal("another's report is written before, and the pod's is not")
+	}
+	for range 2 {
+		r.writeNext(t.Context(), <-r.queue)
+	}
+	if queued("10.0.0.2") {
+		t.Error("who was refused is heard again at once")
+	}
+	if !queued("10.0.0.1") || !queued("::ffff:10.0.0.3") {
+		t.Error("the pod is not heard, as another was refused")
+	}
+	now.SetTime(now.Now().Add(refusedFor))
+	if !queued("10.0.0.2") {
+		t.Error("who was refused is never heard again")
 	}
 }
 
