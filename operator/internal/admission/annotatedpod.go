@@ -11,7 +11,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
@@ -26,9 +25,10 @@ const maxRemembered = 4096
 
 // AnnotatedPods is the webhook for pods whose own annotation asks for a profile: those of owners of kinds that Evenkeel does not
 // list, which the annotation on a pod template reaches. All pods of an owner get the profile as it was when the first was created:
-// the others copy it from a pod that lives. Both readers serve NetworkProfiles and Namespaces, cached serves NetworkCheckPolicies too.
+// the others copy it from a pod that lives. The names of containers are each pod's own. Both readers serve NetworkProfiles and Namespaces,
+// cached serves NetworkCheckPolicies too.
 func AnnotatedPods(scheme *runtime.Scheme, cached, live client.Reader, siblings *Siblings, reports func() string) *admission.Webhook {
-	return admission.WithDefaulter[*corev1.Pod](scheme, &annotatedPodInjector{cached: cached, live: live, siblings: siblings, reports: reports, known: map[types.UID]inject.Resolved{}})
+	return admission.WithDefaulter[*corev1.Pod](scheme, &annotatedPodInjector{cached: cached, live: live, siblings: siblings, reports: reports, known: map[ownerKey]inject.Resolved{}})
 }
 
 type annotatedPodInjector struct {
@@ -38,7 +38,7 @@ type annotatedPodInjector struct {
 
 	mu sync.Mutex
 	// known has the profiles of owners, as they were resolved: a pod that was made just now is not seen yet.
-	known map[types.UID]inject.Resolved
+	known map[ownerKey]inject.Resolved
 }
 
 // Default pins the profile to the pod and injects it. An error refuses the pod; its text is for the user.
@@ -55,7 +55,8 @@ func (a *annotatedPodInjector) Default(ctx context.Context, pod *corev1.Pod) err
 	if metav1.GetControllerOfNoCopy(pod) == nil {
 		owner = "" // the pod itself
 	}
-	resolved, err := a.resolve(ctx, name, request.Namespace, owner, pod.Annotations[evenkeel.ContainersKey])
+	resolved, err := a.resolve(ctx, name, ownerKey{request.Namespace, owner})
+	resolved.Containers = inject.ContainerNames(pod.Annotations[evenkeel.ContainersKey])
 	if err == nil {
 		resolved.JobKey, err = inject.UsersKey(pod.Annotations[evenkeel.JobKeyKey])
 	}
@@ -98,42 +99,42 @@ func (a *annotatedPodInjector) Default(ctx context.Context, pod *corev1.Pod) err
 }
 
 // resolve returns the profile for pods of the owner.
-func (a *annotatedPodInjector) resolve(ctx context.Context, name, namespace string, owner types.UID, containers string) (inject.Resolved, error) {
+func (a *annotatedPodInjector) resolve(ctx context.Context, name string, key ownerKey) (inject.Resolved, error) {
 	a.mu.Lock()
-	known, ok := a.known[owner]
+	known, ok := a.known[key]
 	a.mu.Unlock()
 	if ok && known.Profile == name {
 		return known, nil
 	}
 	var resolved inject.Resolved
 	var found bool
-	if owner != "" {
+	if key.owner != "" {
 		var err error
-		if resolved, found, err = a.siblings.gotFrom(ctx, name, ownerKey{namespace, owner}); err != nil {
+		if resolved, found, err = a.siblings.gotFrom(ctx, name, key); err != nil {
 			return resolved, err
 		}
 	}
 	if !found {
-		profile, err := getProfile(ctx, a.cached, name, namespace)
+		profile, err := getProfile(ctx, a.cached, name, key.namespace)
 		if errors.As(err, &refusal{}) || apierrors.IsNotFound(err) {
-			profile, err = getProfile(ctx, a.live, name, namespace) // the cache may be behind
+			profile, err = getProfile(ctx, a.live, name, key.namespace) // the cache may be behind
 		}
 		if err != nil {
 			return resolved, err
 		}
-		resolved = inject.Resolve(profile, containers)
+		resolved = inject.Resolve(profile, "")
 		resolved.OmitTuner(profile)
 		if _, err := checkRDMA(profile, resolved.RDMA); err != nil {
 			return resolved, err
 		}
 	}
-	if owner != "" {
+	if key.owner != "" {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if len(a.known) >= maxRemembered {
 			clear(a.known)
 		}
-		a.known[owner] = resolved
+		a.known[key] = resolved
 	}
 	return resolved, nil
 }

@@ -133,7 +133,7 @@ func TestAnnotatedPodNeedsNoList(t *testing.T) {
 	if err := siblings.Replace([]any{siblingOf("known", "known-0", "old", false)}, "1"); err != nil {
 		t.Fatal(err)
 	}
-	injector := &annotatedPodInjector{cached: reader, live: reader, siblings: siblings, reports: func() string { return "" }, known: map[types.UID]inject.Resolved{}}
+	injector := &annotatedPodInjector{cached: reader, live: reader, siblings: siblings, reports: func() string { return "" }, known: map[ownerKey]inject.Resolved{}}
 	for owner, want := range map[string]string{"known": "old", "first": ""} {
 		yes := true
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{evenkeel.ProfileKey: "default"}, OwnerReferences: []metav1.OwnerReference{{APIVersion: "example.com/v1", Kind: "Task", Name: "t", UID: types.UID(owner), Controller: &yes}}}}
@@ -151,5 +151,40 @@ func TestAnnotatedPodNeedsNoList(t *testing.T) {
 		if value != want || pod.Labels[evenkeel.OwnerKey] != owner || pod.Annotations[evenkeel.InjectedKey] == "" {
 			t.Errorf("%s: %q, labels %v, annotations %v", owner, value, pod.Labels, pod.Annotations)
 		}
+	}
+}
+
+// Pods of one owner may have different containers, as a Ray cluster's head and workers do. Which of them get the plugin is each pod's own
+// matter, and nothing comes from another namespace: whoever makes a pod there writes any owner on it.
+func TestAnnotatedPodNamesItsOwnContainers(t *testing.T) {
+	reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(profile("default", nil)).Build()
+	siblings := NewSiblings()
+	if err := siblings.Replace(nil, "1"); err != nil {
+		t.Fatal(err)
+	}
+	injector := &annotatedPodInjector{cached: reader, live: reader, siblings: siblings, reports: func() string { return "" }, known: map[ownerKey]inject.Resolved{}}
+	yes := true
+	for _, test := range []struct{ namespace, container, names string }{
+		{"other", "theirs", "theirs"}, {"team", "ray-head", "ray-head"}, {"team", "ray-worker", "ray-worker"}, {"team", "sidecar", ""},
+	} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{evenkeel.ProfileKey: "default"}, OwnerReferences: []metav1.OwnerReference{{APIVersion: "ray.io/v1", Kind: "RayCluster", Name: "ray", UID: "ray", Controller: &yes}}}}
+		if test.names != "" {
+			pod.Annotations[evenkeel.ContainersKey] = test.names
+		}
+		pod.Spec.Containers = []corev1.Container{{Name: test.container}}
+		ctx := admission.NewContextWithRequest(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{Namespace: test.namespace}})
+		if err := injector.Default(ctx, pod); err != nil {
+			t.Errorf("a pod of %s: %v", test.container, err)
+			continue
+		}
+		if got := pod.Annotations[evenkeel.ContainersKey]; got != test.names {
+			t.Errorf("a pod of %s names %q, want %q", test.container, got, test.names)
+		}
+		if err := siblings.Add(&metav1.PartialObjectMetadata{ObjectMeta: pod.ObjectMeta}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(injector.known) != 2 {
+		t.Errorf("%d owners are known, want one in each namespace", len(injector.known))
 	}
 }
