@@ -85,7 +85,14 @@ impl GroupValue {
             }
             Self::Response => liveness::responses(),
             Self::Header => {
-                let key = Key { kind: Kind::Message, group: 5, tag: 1, sequence: 9, part: 2 };
+                let key = Key {
+                    kind: Kind::Message,
+                    group: 5,
+                    tag: 1,
+                    sequence: 9,
+                    part: 2,
+                    operation: 0,
+                };
                 vec![Header { key, length: 1 << 20 }.encode().to_vec()]
             }
         }

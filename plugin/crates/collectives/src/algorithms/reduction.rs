@@ -39,6 +39,14 @@ impl<'a> Reduction<'a> {
         }
     }
 
+    /// Tells reductions apart, except for custom ones.
+    pub(crate) fn code(&self) -> [u8; 2] {
+        match self.0 {
+            Inner::Of(kind, op) => [kind as u8, op as u8],
+            Inner::Custom(..) => [u8::MAX; 2],
+        }
+    }
+
     pub(crate) fn combine(&self, into: &mut [u8], other: &[u8]) {
         match self.0 {
             // Both sides hold the same whole number of elements, so there is no error.

@@ -267,13 +267,13 @@ mod tests {
         run_ranks(2, &TransportKind::SharedMemory, |group| {
             let call = Call::default();
             group.barrier(&call).unwrap();
-            let before = group.mesh.oldest_sequences();
+            let before = group.mesh.remembered();
             for _ in 0..5 {
                 let again = group.sub_group(&[1, 0]).unwrap().unwrap();
                 again.barrier(&call).unwrap();
-                assert_eq!(group.mesh.oldest_sequences(), before + 1);
+                assert_eq!(group.mesh.remembered(), before + 1);
             }
-            assert_eq!(group.mesh.oldest_sequences(), before);
+            assert_eq!(group.mesh.remembered(), before);
         });
     }
 

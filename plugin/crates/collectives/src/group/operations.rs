@@ -9,6 +9,7 @@ use crate::algorithms::cost_model;
 use crate::algorithms::executor::{Combine, Job, execute};
 use crate::algorithms::plan::{self, Plan, Position, consecutive};
 use crate::algorithms::reduction::{Element, Reduction};
+use crate::codec::digest;
 use crate::error::{Error, Result};
 use crate::links::link::{Key, Kind};
 use crate::links::matching::MAX_MESSAGE_BYTES;
@@ -51,7 +52,7 @@ impl Group {
             }
             algorithm => flat_plan(algorithm, self.position(), count),
         };
-        self.reduce_with("allreduce", &plan, piece, data, reduction, call)
+        self.reduce_with(("allreduce", 0), &plan, piece, data, reduction, call)
     }
 
     /// [`Group::allreduce`] of numbers.
@@ -78,7 +79,7 @@ impl Group {
         let chain = cost_model::prefers_chain(self.size(), data.len(), self.max_piece());
         let plan = if chain { plan::reduce_chain } else { plan::reduce_tree };
         self.reduce_with(
-            "reduce",
+            ("reduce", root),
             &plan(self.position(), count, root),
             self.max_piece(),
             data,
@@ -104,7 +105,7 @@ impl Group {
         let direct = cost_model::prefers_direct(self.size(), data.len());
         let plan = if direct { plan::reduce_scatter_direct } else { plan::reduce_scatter_ring };
         let plan = plan(self.position(), &parts);
-        self.reduce_with("reduce_scatter", &plan, self.max_piece(), data, reduction, call)?;
+        self.reduce_with(("reduce_scatter", 0), &plan, self.max_piece(), data, reduction, call)?;
         let own = &parts[self.rank];
         Ok(own.start * reduction.element()..own.end * reduction.element())
     }
@@ -129,7 +130,7 @@ impl Group {
             true => plan::allgather_direct,
             false => plan::allgather_ring,
         };
-        self.transfer("allgather", &plan(self.position(), &parts), &[], data, call)
+        self.transfer(("allgather", 0), &plan(self.position(), &parts), &[], data, call)
     }
 
     /// Sends the root's buffer to all ranks.
@@ -140,7 +141,13 @@ impl Group {
         self.check_root(root)?;
         let chain = cost_model::prefers_chain(self.size(), data.len(), self.max_piece());
         let plan = if chain { plan::broadcast_chain } else { plan::broadcast_tree };
-        self.transfer("broadcast", &plan(self.position(), data.len(), root), &[], data, call)
+        self.transfer(
+            ("broadcast", root),
+            &plan(self.position(), data.len(), root),
+            &[],
+            data,
+            call,
+        )
     }
 
     /// Gathers the inputs of all ranks at the root, in the order of the ranks. All have the same length. Only the root passes `output`.
@@ -167,11 +174,11 @@ impl Group {
         check_length(input.len(), own.len(), "input")?;
         let plan = plan::gather(self.position(), &parts, root);
         if self.rank != root {
-            return self.transfer("gather", &plan, input, &mut [], call);
+            return self.transfer(("gather", root), &plan, input, &mut [], call);
         }
         check_length(output.len(), all, "output")?;
         output[own].copy_from_slice(input);
-        self.transfer("gather", &plan, &[], output, call)
+        self.transfer(("gather", root), &plan, &[], output, call)
     }
 
     /// Scatters the root's input, a part for each rank. All parts have the same length. Only the root passes `input`.
@@ -198,11 +205,11 @@ impl Group {
         check_length(output.len(), own.len(), "output")?;
         let plan = plan::scatter(self.position(), &parts, root);
         if self.rank != root {
-            return self.transfer("scatter", &plan, &[], output, call);
+            return self.transfer(("scatter", root), &plan, &[], output, call);
         }
         check_length(input.len(), all, "input")?;
         output.copy_from_slice(&input[own]);
-        self.transfer("scatter", &plan, input, &mut [], call)
+        self.transfer(("scatter", root), &plan, input, &mut [], call)
     }
 
     /// Sends part i of the input to rank i; part i of the output comes from rank i. All parts have the same length.
@@ -233,7 +240,7 @@ impl Group {
         check_length(place.len(), own.len(), "own part of the output")?;
         output[place.clone()].copy_from_slice(&input[own.clone()]);
         let plan = plan::alltoall(self.position(), &from, &into);
-        self.transfer("alltoall", &plan, input, output, call)
+        self.transfer(("alltoall", 0), &plan, input, output, call)
     }
 
     /// Returns when all ranks have called it.
@@ -241,7 +248,7 @@ impl Group {
     /// # Errors
     /// As [`Group::allreduce`].
     pub fn barrier(&self, call: &Call) -> Result<()> {
-        self.transfer("barrier", &plan::barrier(self.position()), &[], &mut [0], call)
+        self.transfer(("barrier", 0), &plan::barrier(self.position()), &[], &mut [0], call)
     }
 
     fn position(&self) -> Position {
@@ -289,9 +296,10 @@ impl Group {
         Ok(consecutive(lengths))
     }
 
+    /// `what` and `root` are the operation's name and its root; 0 if it has none.
     fn reduce_with(
         &self,
-        what: &'static str,
+        (what, root): (&'static str, usize),
         plan: &Plan,
         piece: usize,
         data: &mut [u8],
@@ -300,12 +308,14 @@ impl Group {
     ) -> Result<()> {
         let combine = |into: &mut [u8], other: &[u8]| reduction.combine(into, other);
         let cut = (reduction.element(), piece);
-        self.run(what, self.operation(call), plan, cut, &[], data, (&combine, call))
+        let key = self.operation(digest_of(what, root, reduction.code()), call);
+        self.run(what, key, plan, cut, &[], data, (&combine, call))
     }
 
+    /// As [`Group::reduce_with`], without a reduction.
     fn transfer(
         &self,
-        what: &'static str,
+        (what, root): (&'static str, usize),
         plan: &Plan,
         input: &[u8],
         work: &mut [u8],
@@ -313,7 +323,7 @@ impl Group {
     ) -> Result<()> {
         self.run(
             what,
-            self.operation(call),
+            self.operation(digest_of(what, root, [0; 2]), call),
             plan,
             (1, self.max_piece()),
             input,
@@ -332,10 +342,12 @@ impl Group {
     }
 
     /// The key of the next operation of the call's tag.
-    fn operation(&self, call: &Call) -> Key {
+    fn operation(&self, operation: u16, call: &Call) -> Key {
         let sequence = self.queues.take_number(call.tag);
-        self.mesh.set_oldest_sequence(self.id, call.tag, sequence);
-        Key { kind: Kind::Collective, group: self.id, tag: call.tag, sequence, part: 0 }
+        let (kind, group, tag) = (Kind::Collective, self.id, call.tag);
+        let key = Key { kind, group, tag, sequence, part: 0, operation };
+        self.mesh.begin_operation(&key);
+        key
     }
 
     #[expect(
@@ -368,6 +380,13 @@ impl Group {
             self.renumbered(error)
         })
     }
+}
+
+/// The digest of what all ranks must call alike. Not 0, which earlier versions sent.
+fn digest_of(what: &str, root: usize, reduction: [u8; 2]) -> u16 {
+    let all = [what.as_bytes(), &(root as u32).to_le_bytes(), &reduction].concat();
+    let digest = digest(&all);
+    ((digest ^ digest >> 16 ^ digest >> 32 ^ digest >> 48) as u16).max(1)
 }
 
 fn elements(bytes: usize, reduction: &Reduction<'_>) -> Result<usize> {
@@ -638,6 +657,43 @@ mod tests {
                 assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
                 assert!(error.to_string().contains("do all ranks use the same counts"), "{error}");
             });
+        }
+    }
+
+    /// The lengths agree, so only what was called differs. A rank that has already returned finds it in its next call.
+    #[test]
+    fn different_operations_are_a_mismatch() {
+        type Operation = fn(&Group, &mut [u8]) -> Result<()>;
+        fn allreduce(group: &Group, data: &mut [u8], kind: DataType, op: Op) -> Result<()> {
+            group.allreduce(data, &Reduction::of(kind, op), &Call::default())
+        }
+        fn broadcast(group: &Group, data: &mut [u8], root: usize) -> Result<()> {
+            group.broadcast(data, root, &Call::default())
+        }
+        let pairs: [[Operation; 2]; 4] = [
+            [
+                |group, data| allreduce(group, data, DataType::Int64, Op::Sum),
+                |group, data| broadcast(group, data, 1),
+            ],
+            [|group, data| broadcast(group, data, 0), |group, data| broadcast(group, data, 1)],
+            [
+                |group, data| allreduce(group, data, DataType::Int64, Op::Sum),
+                |group, data| allreduce(group, data, DataType::Int64, Op::Max),
+            ],
+            [
+                |group, data| allreduce(group, data, DataType::Int64, Op::Sum),
+                |group, data| allreduce(group, data, DataType::Float64, Op::Sum),
+            ],
+        ];
+        for transport in transports() {
+            for operations in pairs {
+                run_ranks(2, &transport, |group| {
+                    let done = operations[group.rank()](group, &mut [0; 8]);
+                    let error = done.and_then(|()| group.barrier(&Call::default())).unwrap_err();
+                    assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+                    assert!(error.to_string().contains("the same operations"), "{error}");
+                });
+            }
         }
     }
 

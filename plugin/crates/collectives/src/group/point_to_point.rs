@@ -99,7 +99,14 @@ impl Group {
     }
 
     fn message_key(&self, call: &Call) -> Key {
-        Key { kind: Kind::Message, group: self.id, tag: call.tag, sequence: 0, part: 0 }
+        Key {
+            kind: Kind::Message,
+            group: self.id,
+            tag: call.tag,
+            sequence: 0,
+            part: 0,
+            operation: 0,
+        }
     }
 
     fn check_peer(&self, rank: usize) -> Result<()> {

@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn slow_message_with_progress_outlasts_the_timeout() {
-        let key = Key { kind: Kind::Message, group: 7, tag: 0, sequence: 0, part: 0 };
+        let key = Key { kind: Kind::Message, group: 7, tag: 0, sequence: 0, part: 0, operation: 0 };
         let store = MemoryStore::new();
         let join = |rank| {
             bootstrap_mesh(&store, rank, 2, &TransportKind::SharedMemory, TEST_TIMEOUT).unwrap()

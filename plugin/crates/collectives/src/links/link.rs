@@ -15,6 +15,9 @@ use crate::memory::{Source, Target};
 pub(crate) const HEADER_BYTES: usize = 32;
 /// The first bytes of every header: protocol and version.
 const MAGIC: [u8; 3] = *b"EK1";
+/// Bits of a payload's length in a header. Those above are a collective operation's digest. Earlier versions left them 0, and refuse
+/// such a length, so both versions name the other one in their first operation. A link with other magic is dropped without a word.
+const LENGTH_BITS: u32 = 48;
 
 /// What a message belongs to: receives are matched to messages by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,6 +29,18 @@ pub(crate) struct Key {
     pub(crate) sequence: u32,
     /// The number of the message within the operation, between these two ranks.
     pub(crate) part: u32,
+    /// A digest of the collective operation: its name, root, reduction and data type, which must be the same on all ranks. 0 for
+    /// other messages.
+    pub(crate) operation: u16,
+}
+
+impl Key {
+    /// Whether two ranks have called different operations where they should have called the same.
+    pub(crate) fn contradicts(&self, other: &Self) -> bool {
+        self.kind == Kind::Collective
+            && (Self { part: other.part, operation: other.operation, ..*self }) == *other
+            && self.operation != other.operation
+    }
 }
 
 /// The kind of a message.
@@ -50,7 +65,8 @@ pub(crate) struct Header {
 
 impl Header {
     pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
-        let Key { kind, group, tag, sequence, part } = self.key;
+        let Key { kind, group, tag, sequence, part, operation } = self.key;
+        let length = self.length | u64::from(operation) << LENGTH_BITS;
         let mut out = [0; HEADER_BYTES];
         out[..3].copy_from_slice(&MAGIC);
         out[3] = kind as u8;
@@ -58,7 +74,7 @@ impl Header {
         out[8..16].copy_from_slice(&group.to_le_bytes());
         out[16..20].copy_from_slice(&sequence.to_le_bytes());
         out[20..24].copy_from_slice(&part.to_le_bytes());
-        out[24..].copy_from_slice(&self.length.to_le_bytes());
+        out[24..].copy_from_slice(&length.to_le_bytes());
         out
     }
 
@@ -72,8 +88,10 @@ impl Header {
         };
         let four = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let eight = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
-        let key = Key { kind, group: eight(8), tag: four(4), sequence: four(16), part: four(20) };
-        (bytes[..3] == MAGIC).then_some(Self { key, length: eight(24) })
+        let (group, tag, sequence, part) = (eight(8), four(4), four(16), four(20));
+        let (length, operation) = (eight(24) % (1 << LENGTH_BITS), eight(24) >> LENGTH_BITS);
+        let key = Key { kind, group, tag, sequence, part, operation: operation as u16 };
+        (bytes[..3] == MAGIC).then_some(Self { key, length })
     }
 }
 
@@ -149,8 +167,9 @@ mod tests {
                 tag: rng.next_u64() as u32,
                 sequence: rng.next_u64() as u32,
                 part: rng.next_u64() as u32,
+                operation: rng.next_u64() as u16,
             };
-            let header = Header { key, length: rng.next_u64() };
+            let header = Header { key, length: rng.next_u64() % (1 << LENGTH_BITS) };
             let bytes = header.encode();
             assert_eq!(Header::decode(&bytes), Some(header));
             for at in 0..3 {

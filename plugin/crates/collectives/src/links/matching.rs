@@ -35,6 +35,13 @@ impl ReceiveError {
         );
         Self { what, mismatch: true }
     }
+
+    /// A message belongs to another operation than this rank called.
+    pub(super) fn operations() -> Self {
+        let what = "it called another operation, or with another root, reduction or data type: do all ranks call the same operations in \
+                    the same order?";
+        Self { what: what.to_owned(), mismatch: true }
+    }
 }
 
 impl From<LinkError> for ReceiveError {
@@ -175,6 +182,11 @@ impl MessageMatcher {
             unexpected.key == posted.key && unexpected.claimed_by.is_none()
         };
         let Some(at) = self.unexpected.iter().position(matches) else {
+            let contradicts =
+                |unexpected: &UnexpectedMessage| unexpected.key.contradicts(&posted.key);
+            if self.unexpected.iter().any(contradicts) {
+                self.broken.get_or_insert_with(ReceiveError::operations);
+            }
             self.posted.push(posted);
             return;
         };
@@ -198,7 +210,7 @@ impl MessageMatcher {
     pub(super) fn progress(
         &mut self,
         probe: Option<Key>,
-        is_stale: impl Fn(&Key) -> bool,
+        is_stale: impl Fn(&Key) -> Result<bool, ReceiveError>,
         moved: &mut bool,
     ) -> Result<bool, ReceiveError> {
         let result = self.advance(probe, is_stale, moved);
@@ -221,7 +233,7 @@ impl MessageMatcher {
     fn advance(
         &mut self,
         probe: Option<Key>,
-        is_stale: impl Fn(&Key) -> bool,
+        is_stale: impl Fn(&Key) -> Result<bool, ReceiveError>,
         moved: &mut bool,
     ) -> Result<bool, ReceiveError> {
         self.is_full = false;
@@ -262,13 +274,18 @@ impl MessageMatcher {
             if length > MAX_MESSAGE_BYTES || header.key.kind == Kind::Hello {
                 return Err("it uses another protocol".to_owned().into());
             }
+            if header.key.kind == Kind::Collective && header.key.operation == 0 {
+                return Err("it uses an earlier version of the protocol".to_owned().into());
+            }
             let (into, to) = if let Some(at) = matching {
                 if length > self.posted[at].into.length() {
                     return Err(ReceiveError::counts(length, self.posted[at].into.length()));
                 }
                 let posted = self.posted.swap_remove(at);
                 (posted.into.part(0, length), Destination::Posted(posted.request))
-            } else if is_stale(&header.key) {
+            } else if self.posted.iter().any(|posted| posted.key.contradicts(&header.key)) {
+                return Err(ReceiveError::operations());
+            } else if is_stale(&header.key)? {
                 let mut buffer = vec![0; length];
                 // SAFETY: the buffer is kept until the payload is complete or the link is dropped.
                 (unsafe { Target::lend(&mut buffer) }, Destination::Discard { _buffer: buffer })
@@ -396,7 +413,7 @@ pub(super) mod tests {
     }
 
     const fn key(sequence: u32) -> Key {
-        Key { kind: Kind::Message, group: 1, tag: 0, sequence, part: 0 }
+        Key { kind: Kind::Message, group: 1, tag: 0, sequence, part: 0, operation: 0 }
     }
 
     /// Otherwise a receive from any rank would wait for a second message from this rank, while one from another rank lies there.
@@ -406,7 +423,7 @@ pub(super) mod tests {
         let headers = Arc::clone(&link.headers);
         let mut matcher = MessageMatcher { link: Some(Box::new(link)), ..Default::default() };
         let probe = |matcher: &mut MessageMatcher| {
-            matcher.progress(Some(key(1)), |_| false, &mut false).unwrap()
+            matcher.progress(Some(key(1)), |_| Ok(false), &mut false).unwrap()
         };
         let posted = matcher.post(key(1), Target::EMPTY);
         headers.lock().unwrap().push_back(Header { key: key(1), length: 0 });
@@ -416,13 +433,24 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn earlier_version_of_the_protocol_is_refused() {
+        let link = Link::default();
+        let earlier = Key { kind: Kind::Collective, ..key(0) };
+        link.headers.lock().unwrap().push_back(Header { key: earlier, length: 1 });
+        let mut matcher = MessageMatcher { link: Some(Box::new(link)), ..Default::default() };
+        matcher.post(Key { operation: 7, ..earlier }, Target::EMPTY);
+        let error = matcher.progress(None, |_| Ok(false), &mut false).unwrap_err();
+        assert!(error.what.contains("earlier version") && !error.mismatch, "{error:?}");
+    }
+
+    #[test]
     fn link_is_awaited_while_a_receive_waits() {
         let link = Link::default();
         let (headers, awaited) = (Arc::clone(&link.headers), Arc::clone(&link.awaited));
         let is_awaited = || awaited.lock().unwrap().last().copied().unwrap();
         let mut matcher = MessageMatcher { link: Some(Box::new(link)), ..Default::default() };
         let progress = |matcher: &mut MessageMatcher| {
-            matcher.progress(None, |_| false, &mut false).unwrap();
+            matcher.progress(None, |_| Ok(false), &mut false).unwrap();
         };
         progress(&mut matcher);
         assert!(!is_awaited(), "no receive");

@@ -24,6 +24,9 @@ const CLOSE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum number of buffers that are kept for the next operation.
 const MAX_SPARE_BUFFERS: usize = 32;
 
+/// Number of operations of a tag whose digests are remembered, to compare them with messages that arrive afterwards.
+const MAX_RECENT: usize = 8;
+
 /// The rank info: what a rank publishes about itself in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RankInfo {
@@ -67,9 +70,18 @@ pub(crate) struct Mesh {
     peers: Vec<Peer>,
     /// Links that have not sent their hello yet.
     unauthenticated: Mutex<Vec<Box<dyn Incoming>>>,
-    /// For each group and tag, the number of the oldest operation in progress.
-    oldest_sequences: Mutex<HashMap<(u64, u32), u32>>,
+    /// The operations of each group and tag.
+    histories: Mutex<HashMap<(u64, u32), History>>,
     spare_buffers: Mutex<Vec<Vec<u8>>>,
+}
+
+/// The operations of a group and tag.
+#[derive(Default)]
+struct History {
+    /// The number of the oldest one in progress.
+    oldest: u32,
+    /// The numbers and digests of the last ones, each at its number's place.
+    recent: [(u32, u16); MAX_RECENT],
 }
 
 #[derive(Default)]
@@ -102,7 +114,7 @@ impl Mesh {
             peers: members.iter().map(|_| Peer::default()).collect(),
             members,
             unauthenticated: Mutex::default(),
-            oldest_sequences: Mutex::default(),
+            histories: Mutex::default(),
             spare_buffers: Mutex::default(),
         }
     }
@@ -222,6 +234,7 @@ impl Mesh {
                 tag: self.own_rank as u32,
                 sequence: 0,
                 part: 0,
+                operation: 0,
             };
             sending.hello_sent = link.send(&Header { key, length: 0 }, Source::EMPTY)?.is_some();
             if !sending.hello_sent {
@@ -352,27 +365,40 @@ impl Mesh {
         lock(&self.peers[from].incoming).abandon(request)
     }
 
-    /// Operations of this group and tag before this one are over. Messages that still arrive for them are discarded.
-    pub(crate) fn set_oldest_sequence(&self, group: u64, tag: u32, sequence: u32) {
-        lock(&self.oldest_sequences).insert((group, tag), sequence);
+    /// This operation begins, and those of its group and tag before it are over. Messages that still arrive for them are discarded.
+    pub(crate) fn begin_operation(&self, key: &Key) {
+        let mut histories = lock(&self.histories);
+        let history = histories.entry((key.group, key.tag)).or_default();
+        history.oldest = key.sequence;
+        history.recent[key.sequence as usize % MAX_RECENT] = (key.sequence, key.operation);
     }
 
     /// Forgets a group that is dropped after all its operations succeeded: nothing more can arrive for it.
     pub(crate) fn forget_group(&self, group: u64) {
-        lock(&self.oldest_sequences).retain(|(of, _), _| *of != group);
+        lock(&self.histories).retain(|(of, _), _| *of != group);
     }
 
     /// Number of groups and tags that are remembered.
     #[cfg(test)]
-    pub(crate) fn oldest_sequences(&self) -> usize {
-        lock(&self.oldest_sequences).len()
+    pub(crate) fn remembered(&self) -> usize {
+        lock(&self.histories).len()
     }
 
-    fn is_stale(&self, key: &Key) -> bool {
-        let oldest = lock(&self.oldest_sequences).get(&(key.group, key.tag)).copied();
+    /// Whether a message is for an operation that is over.
+    ///
+    /// # Errors
+    /// When this rank has called another one.
+    fn is_stale(&self, key: &Key) -> std::result::Result<bool, ReceiveError> {
+        let histories = lock(&self.histories);
+        let history = histories.get(&(key.group, key.tag)).filter(|_| key.kind == Kind::Collective);
         // Sequence numbers wrap around.
-        key.kind == Kind::Collective
-            && oldest.is_some_and(|oldest| (key.sequence.wrapping_sub(oldest) as i32) < 0)
+        let is_over = |history: &&History| (key.sequence.wrapping_sub(history.oldest) as i32) < 0;
+        let Some(history) = history.filter(is_over) else { return Ok(false) };
+        let (sequence, operation) = history.recent[key.sequence as usize % MAX_RECENT];
+        if sequence == key.sequence && ![0, key.operation].contains(&operation) {
+            return Err(ReceiveError::operations());
+        }
+        Ok(true)
     }
 
     /// Accepts links.
@@ -474,7 +500,7 @@ mod tests {
     use std::thread;
 
     const fn key(part: u32) -> Key {
-        Key { kind: Kind::Message, group: 7, tag: 0, sequence: 0, part }
+        Key { kind: Kind::Message, group: 7, tag: 0, sequence: 0, part, operation: 0 }
     }
 
     /// Sends a message to rank 0 and leaves.

@@ -558,7 +558,7 @@ mod tests {
         });
         let deadline = Instant::now() + TEST_TIMEOUT;
         let mut link = other.connect(&handle.encode()).unwrap().unwrap();
-        let key = Key { kind: Kind::Hello, group: 1, tag: 2, sequence: 3, part: 4 };
+        let key = Key { kind: Kind::Hello, group: 1, tag: 2, sequence: 3, part: 4, operation: 0 };
         let (mut incoming, mut sent) = (None, None);
         let received = loop {
             assert!(Instant::now() < deadline, "no message");

@@ -75,7 +75,7 @@ impl ServiceState {
 
 impl WindowState {
     pub(super) fn key(&self, tag: u32) -> Key {
-        Key { kind: Kind::Message, group: self.group, tag, sequence: 0, part: 0 }
+        Key { kind: Kind::Message, group: self.group, tag, sequence: 0, part: 0, operation: 0 }
     }
 
     /// Serves until the window is closed. Ranks with errors are no longer served. Operations with them report the errors.
