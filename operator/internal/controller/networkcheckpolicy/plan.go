@@ -341,11 +341,12 @@ func (v *view) plan(wanted [][]string, runningJobs, runningOthers int) []planned
 const resultsTimeout = 5 * time.Minute
 
 // pendingResults returns the nodes of ended checks whose results are not recorded yet, and when to stop waiting for them; zero: none
-// is. Until then such a node may appear due that was just checked.
+// is. Until then such a node may appear due that was just checked. One that is younger than the check gets no result of it: an earlier
+// node of its name was checked.
 func pendingResults(ended []*evenkeel.NetworkCheck, states map[string]*evenkeel.NodeNetworkHealthStatus, nodes []*corev1.Node, now time.Time) (pending []string, until time.Time) {
-	byName := make(map[string]bool, len(nodes))
+	byName := make(map[string]*corev1.Node, len(nodes))
 	for _, n := range nodes {
-		byName[n.Name] = true
+		byName[n.Name] = n
 	}
 	for _, check := range ended {
 		if check.Status.CompletionTime == nil || check.Status.ReportName == "" {
@@ -356,7 +357,11 @@ func pendingResults(ended []*evenkeel.NetworkCheck, states map[string]*evenkeel.
 			continue
 		}
 		for _, name := range check.Spec.Nodes.Names {
-			if s := states[name]; byName[name] && (s == nil || !health.HasResult(s, string(check.UID), check.Status.CompletionTime.Time)) {
+			node := byName[name]
+			if node == nil || check.Status.StartTime != nil && check.Status.StartTime.Before(&node.CreationTimestamp) {
+				continue
+			}
+			if s := states[name]; s == nil || !health.HasResult(s, string(check.UID), check.Status.CompletionTime.Time) {
 				pending = append(pending, name)
 				if until.IsZero() || end.Before(until) {
 					until = end

@@ -388,9 +388,16 @@ func TestCheckRequests(t *testing.T) {
 func TestPolicyWaitsForPendingResults(t *testing.T) {
 	ended := metav1.NewTime(noon)
 	check := &evenkeel.NetworkCheck{ObjectMeta: metav1.ObjectMeta{UID: "1"}}
-	check.Spec.Nodes.Names = []string{"a", "b", "gone"}
-	check.Status.CompletionTime, check.Status.ReportName = &ended, "report"
-	nodes := newView("a", "b", "new").nodes
+	started := metav1.NewTime(noon.Add(-time.Hour))
+	check.Spec.Nodes.Names = []string{"a", "b", "gone", "replaced"}
+	check.Status.StartTime, check.Status.CompletionTime, check.Status.ReportName = &started, &ended, "report"
+	nodes := newView("a", "b", "new", "replaced").nodes
+	for _, n := range nodes {
+		n.CreationTimestamp = started
+		if n.Name == "replaced" {
+			n.CreationTimestamp = metav1.NewTime(noon.Add(-time.Minute))
+		}
+	}
 	arrived := &evenkeel.NodeNetworkHealthStatus{History: []evenkeel.HealthResult{{UID: "1", Time: ended}}}
 	states := map[string]*evenkeel.NodeNetworkHealthStatus{"a": arrived}
 	for name, test := range map[string]struct {
