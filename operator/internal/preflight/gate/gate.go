@@ -270,12 +270,15 @@ func (w *Snapshot) claim(g gang, r *reach, d Decision) {
 	}
 }
 
-// Decide says what happens to the job now. Jobs that are decided about later do not count on the room that it will take.
+// Decide says what happens to the job now. Jobs that are decided about later do not count on the room that it will take. One that is
+// stuck may never take any: it does not keep others from the proven nodes.
 func (w *Snapshot) Decide(job Job) Decision {
 	g := newGang(job.Pods)
 	r := w.reachOf(job, g)
 	d := w.decide(job, g, r)
-	w.claim(g, r, d)
+	if stuck := d.Action == Wait && len(r.unlabeled) == 0; !stuck {
+		w.claim(g, r, d)
+	}
 	return d
 }
 

@@ -577,6 +577,36 @@ func TestGateWaitsBehindJobsThatWait(t *testing.T) {
 	}
 }
 
+// A job that asks for more nodes than can be proven waits without the proven ones: others start on them. One that waits for the label of
+// a failed node keeps them, as it starts soon.
+func TestGateStuckJobKeepsNoProvenNodes(t *testing.T) {
+	s := newScene(waitRegardless)
+	s.gpuNodes("healthy", "a", "b", "c")
+	s.gpuNodes("new", "x", "y")
+	s.use = fakeUse{"y": 8}
+	for range maxAttempts {
+		s.inconclusive("x", noon)
+	}
+	w := s.snapshot()
+	if d := w.Decide(Job{Profile: "default", Since: noon, Pods: gpuPods(1000, "8")}); d.Action != Wait || !strings.Contains(d.Message, "inconclusive for x") {
+		t.Errorf("%+v", d)
+	}
+	if d := w.Decide(Job{Profile: "default", Since: noon, Pods: gpuPods(1, "8")}); d.Action != Open || d.Reason != ReasonProven {
+		t.Errorf("a small job behind one that is stuck: %+v", d)
+	}
+	s = newScene(waitRegardless)
+	s.gpuNodes("healthy", "a")
+	s.gpuNodes("late", "b")
+	s.gpuNodes("new", "c", "d")
+	w = s.snapshot()
+	if d := w.Decide(Job{Profile: "default", Since: noon, Pods: gpuPods(1, "8")}); d.Action != Wait {
+		t.Errorf("%+v", d)
+	}
+	if d := w.Decide(Job{Profile: "default", Since: noon, Pods: gpuPods(1, "8")}); d.Action != Check {
+		t.Errorf("a job behind one that starts soon: %+v", d)
+	}
+}
+
 func TestGateChangeTracker(t *testing.T) {
 	var n ChangeTracker
 	for i, step := range []struct {
