@@ -12,9 +12,6 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
-// maxPods bounds the number of a template's pods that are counted.
-const maxPods = 1 << 16
-
 // FromJob describes a job that waits as a whole. With an error it lacks the pod templates that are invalid.
 func FromJob(job *unstructured.Unstructured) (gate.Job, error) {
 	annotations := job.GetAnnotations()
@@ -27,9 +24,7 @@ func FromJob(job *unstructured.Unstructured) (gate.Job, error) {
 			all = append(all, err)
 			continue
 		}
-		for range max(1, min(t.Pods, maxPods)) {
-			gated.Pods = append(gated.Pods, spec)
-		}
+		gated.AddTemplate(spec, t.Pods)
 	}
 	if err := errors.Join(all...); err != nil {
 		return gated, fmt.Errorf("%s %s/%s: %w", job.GetKind(), job.GetNamespace(), job.GetName(), err)

@@ -153,12 +153,12 @@ func TestGateJobFromObjects(t *testing.T) {
 	if job := FromPods([]*corev1.Pod{late, early}); !job.OptOut {
 		t.Errorf("a pod that is opted out: %+v", job)
 	}
-	job := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "batch/v1", "kind": "Job", "spec": map[string]any{"template": map[string]any{
+	job := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "batch/v1", "kind": "Job", "spec": map[string]any{"parallelism": int64(3), "template": map[string]any{
 		"spec": map[string]any{"nodeSelector": map[string]any{"pool": "a"}},
 	}}}}
 	job.SetAnnotations(map[string]string{evenkeel.ProfileKey: "fast"})
 	job.SetCreationTimestamp(metav1.NewTime(noon))
-	if waits, err := FromJob(job); err != nil || waits.Profile != "fast" || !waits.Since.Equal(noon) || waits.Pods[0].NodeSelector["pool"] != "a" {
+	if waits, err := FromJob(job); err != nil || waits.Profile != "fast" || !waits.Since.Equal(noon) || len(waits.Pods) != 1 || waits.Pods[0].NodeSelector["pool"] != "a" {
 		t.Errorf("%+v %v", waits, err)
 	}
 	if err := unstructured.SetNestedField(job.Object, "all of them", "spec", "template", "spec", "nodeSelector"); err != nil {

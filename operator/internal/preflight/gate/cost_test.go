@@ -84,9 +84,18 @@ func TestGateCostOfStuckJobs(t *testing.T) {
 
 // Pods of one template count as of one kind, whatever else they differ in.
 func TestGateCostOfPodsOfOneTemplate(t *testing.T) {
-	g := newGang(append(ownSpecs(300, "1"), ownSpecs(20, "8")...))
+	g := newGang(Job{Pods: append(ownSpecs(300, "1"), ownSpecs(20, "8")...)})
 	if g.count != 320 || len(g.kinds) != 2 {
 		t.Errorf("%d pods, %d kinds of requests", g.count, len(g.kinds))
+	}
+	// A template is kept once, whatever number its user wrote.
+	var job Job
+	for _, spec := range append(ownSpecs(2, "1"), &corev1.PodSpec{}) {
+		job.AddTemplate(spec, 1000)
+	}
+	job.AddTemplate(ownSpecs(1, "8")[0], 1<<40)
+	if g := newGang(job); g.count != 2000+maxPods || len(job.Pods) != 4 {
+		t.Errorf("%d pods, of which %d specs are kept", g.count, len(job.Pods))
 	}
 }
 

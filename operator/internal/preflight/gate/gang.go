@@ -22,17 +22,17 @@ type gang struct {
 	kinds []map[corev1.ResourceName]int64
 }
 
-// newGang counts the pods, one spec for each.
-func newGang(pods []*corev1.PodSpec) gang {
+// newGang counts the pods of a job.
+func newGang(job Job) gang {
 	type member struct {
 		shape string
 		uses  bool
 	}
 	known := make(map[*corev1.PodSpec]member, 4)
 	first := make(map[string]*corev1.PodSpec, 4)
-	with := 0
+	total, with := 0, 0
 	var kinds []map[corev1.ResourceName]int64
-	for _, spec := range pods {
+	for _, spec := range job.Pods {
 		m, had := known[spec]
 		if !had {
 			requests := resource.PodRequests(&corev1.Pod{Spec: *spec}, resource.PodResourcesOptions{})
@@ -47,11 +47,13 @@ func newGang(pods []*corev1.PodSpec) gang {
 				}
 			}
 		}
+		count := max(1, job.counts[spec])
+		total += count
 		if m.uses {
-			with++
+			with += count
 		}
 	}
-	g := gang{count: len(pods), kinds: kinds}
+	g := gang{count: total, kinds: kinds}
 	if with > 0 {
 		g.count = with
 	}

@@ -71,12 +71,30 @@ type Job struct {
 	OptOut bool
 	// Since is when it began to wait.
 	Since time.Time
-	// Pods are the specs of its pods that may run on any node that they fit on, one for each pod.
+	// Pods are the specs of its pods that may run on any node that they fit on, one for each pod or template.
 	Pods []*corev1.PodSpec
+	// counts has the number of pods of each template that has several.
+	counts map[*corev1.PodSpec]int
 	// Hosts are the host names of the nodes that were assigned to it.
 	Hosts []string
 	// Reassigned is the number of times that it has returned its nodes.
 	Reassigned int
+}
+
+// maxPods bounds the number of a template's pods that are counted.
+const maxPods = 1 << 16
+
+// AddTemplate adds the spec of so many pods, one at least. However many there are, it is kept once: whoever makes a job may write any
+// number.
+func (j *Job) AddTemplate(spec *corev1.PodSpec, pods int) {
+	j.Pods = append(j.Pods, spec)
+	if pods <= 1 {
+		return
+	}
+	if j.counts == nil {
+		j.counts = map[*corev1.PodSpec]int{}
+	}
+	j.counts[spec] = min(pods, maxPods)
 }
 
 // A Decision says what happens to a job, and why.
@@ -273,7 +291,7 @@ func (w *Snapshot) claim(g gang, r *reach, d Decision) {
 // Decide says what happens to the job now. Jobs that are decided about later do not count on the room that it will take. One that is
 // stuck may never take any: it does not keep others from the proven nodes.
 func (w *Snapshot) Decide(job Job) Decision {
-	g := newGang(job.Pods)
+	g := newGang(job)
 	r := w.reachOf(job, g)
 	d := w.decide(job, g, r)
 	if stuck := d.Action == Wait && len(r.unlabeled) == 0; !stuck {

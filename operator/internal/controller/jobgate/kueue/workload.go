@@ -240,7 +240,7 @@ func (w pendingCheck) job(flavors []unstructured.Unstructured) (job gate.Job, er
 			return job, err
 		}
 		if a.TopologyAssignment == nil {
-			job.Pods = append(job.Pods, repeat(spec, set.Count)...)
+			job.AddTemplate(spec, set.Count)
 			continue
 		}
 		domains, err := a.TopologyAssignment.domains()
@@ -258,18 +258,10 @@ func (w pendingCheck) job(flavors []unstructured.Unstructured) (job gate.Job, er
 				there.NodeSelector = mergeLabels(there.NodeSelector, map[string]string{level: values[i]})
 			}
 			// How many pods are in which domain differs little.
-			job.Pods = append(job.Pods, repeat(there, (set.Count+len(domains)-1)/len(domains))...)
+			job.AddTemplate(there, (set.Count+len(domains)-1)/len(domains))
 		}
 	}
 	return job, nil
-}
-
-// maxPods bounds the number of a set's pods that are counted.
-const maxPods = 1 << 16
-
-// repeat returns the spec once for each pod, and once at least.
-func repeat(spec *corev1.PodSpec, pods int) []*corev1.PodSpec {
-	return slices.Repeat([]*corev1.PodSpec{spec}, max(1, min(pods, maxPods)))
 }
 
 // applyFlavors returns the pod spec with the node labels and tolerations of its flavors.
