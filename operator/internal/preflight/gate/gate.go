@@ -438,17 +438,24 @@ func (w *Snapshot) checkUnproven(job Job, r *reach, needed []string) (d Decision
 }
 
 // provingProblem says why a node could not be proven, if enough attempts were made while the job waited, and when to try
-// again.
+// again. A node that passed while a running job suspects it stays unproven: one more check would say the same.
 func (w *Snapshot) provingProblem(node string, p *evenkeel.NetworkCheckPolicy, since time.Time) (what string, again time.Time) {
 	if w.ready[p.Name] < 2 {
 		return fmt.Sprintf("NetworkCheckPolicy %s has no second node that is ready to test %s with", p.Name, node), time.Time{}
 	}
 	since = since.Truncate(time.Second) // times of the API have whole seconds
 	tries := 0
+	suspected := w.markers[node].Condition.Reason == health.ReasonSuspected
 	if s := w.states[node]; s != nil {
 		for i := range s.History {
 			r := &s.History[i]
-			if r.Verdict != evenkeel.VerdictInconclusive || r.Time.Time.Before(since) {
+			if r.Time.Time.Before(since) {
+				continue
+			}
+			if r.Verdict == evenkeel.VerdictPass && suspected {
+				return w.markers[node].Condition.Message, r.Time.Add(retryInterval)
+			}
+			if r.Verdict != evenkeel.VerdictInconclusive {
 				continue
 			}
 			if tries++; tries == 1 {

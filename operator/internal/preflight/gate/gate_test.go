@@ -607,6 +607,26 @@ func TestGateStuckJobKeepsNoProvenNodes(t *testing.T) {
 	}
 }
 
+// No check clears what a job says that still runs. So others do not ask for one after the other.
+func TestGateChecksSuspectedNodeOnce(t *testing.T) {
+	for name, test := range map[string]struct {
+		passed time.Duration // after the job began to wait
+		want   Action
+	}{"it passed before": {-time.Second, Check}, "it has passed since": {time.Second, OpenUnproven}} {
+		s := newScene(func(p *evenkeel.NetworkCheckPolicySpec) { p.OnSuspicion.Avoid = evenkeel.SwitchEnabled })
+		s.gpuNodes("healthy", "a", "b")
+		s.use = fakeUse{"b": 4}
+		s.policies[0].Spec.Check.BusyNodes = evenkeel.BusyNodesTest
+		state := s.states["a"]
+		state.Suspicions = []evenkeel.Suspicion{{Job: evenkeel.SuspiciousJob{Namespace: "ml", Kind: "Job", Name: "slow", UID: "1"}, Class: evenkeel.SuspectLink, Since: metav1.NewTime(noon), Message: "waits for a"}}
+		state.History = []evenkeel.HealthResult{{Check: "c", Time: metav1.NewTime(noon.Add(-time.Minute).Add(test.passed)), Verdict: evenkeel.VerdictPass}}
+		d := s.decide(func(j *Job) { j.Pods = gpuPods(1, "8") })
+		if d.Action != test.want || test.want == OpenUnproven && !strings.Contains(d.Message, "Job ml/slow suspects it") {
+			t.Errorf("%s: %+v", name, d)
+		}
+	}
+}
+
 func TestGateChangeTracker(t *testing.T) {
 	var n ChangeTracker
 	for i, step := range []struct {
