@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
@@ -34,6 +35,9 @@ import (
 
 // ReasonOpenedManually is the reason of the Event about a job that somebody else started.
 const ReasonOpenedManually = "EvenkeelGateOpenedManually"
+
+// ReasonNotOpened is the reason of the Event about a job whose gate may not be opened.
+const ReasonNotOpened = "EvenkeelGateNotOpened"
 
 // Reconciler opens the gates of jobs and pods.
 type Reconciler struct {
@@ -97,6 +101,7 @@ func (c *Reconciler) reconcileAll(ctx context.Context) (reconcile.Result, error)
 func (c *Reconciler) applyDecision(ctx context.Context, h gatedJob, d gate.Decision, changed bool) error {
 	if !d.Waits() {
 		if err := h.open(ctx); err != nil {
+			c.sayRefused(ctx, h, err)
 			return err
 		}
 	}
@@ -113,6 +118,19 @@ func (c *Reconciler) applyDecision(ctx context.Context, h gatedJob, d gate.Decis
 		return nil // it does not wait any more, so that nobody would try again
 	}
 	return err
+}
+
+// sayRefused records an Event about a gate that the API server does not let Evenkeel open: the job's user sees no log. Guards refuse
+// that where somebody else's webhook changes the job on the way.
+func (c *Reconciler) sayRefused(ctx context.Context, h gatedJob, err error) {
+	if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
+		return
+	}
+	message := "the API server refuses this: " + strings.ReplaceAll(err.Error(), "\n", "; ")
+	refused := events.Once(h.about, corev1.EventTypeWarning, ReasonNotOpened, message, "", c.Clock.Now())
+	if err := events.Write(ctx, c.Client, refused); err != nil {
+		log.FromContext(ctx).Info("cannot write an Event", "reason", err.Error())
+	}
 }
 
 // A gatedJob is a suspended job, or the gated pods of one job.

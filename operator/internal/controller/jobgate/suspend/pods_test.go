@@ -13,9 +13,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -44,8 +46,9 @@ type scene struct {
 	reads                  atomic.Int32
 	// beside, if set, is called while a gate is opened.
 	beside func(context.Context)
-	// eventless: no Event can be written.
+	// eventless: no Event can be written. denied is what the API server says when a gate is opened; nil: it opens.
 	eventless bool
+	denied    error
 }
 
 // gatedCache has the gated pods.
@@ -75,6 +78,9 @@ func newScene(t *testing.T) *scene {
 			}
 			if s.beside != nil {
 				s.beside(ctx)
+			}
+			if s.denied != nil {
+				return s.denied
 			}
 			return c.Patch(ctx, object, patch, options...)
 		},
@@ -213,6 +219,27 @@ func TestGateOpensWithoutItsEvent(t *testing.T) {
 	s := newScene(t)
 	s.eventless = true
 	s.pod("alone", "", nil)
+	s.waits(0, "", 0)
+}
+
+// A guard refuses what somebody else's webhook adds. The user of the job hears of it, and the gate opens when that is mended.
+func TestGateThatMayNotOpenSaysSo(t *testing.T) {
+	s := newScene(t)
+	s.pod("alone", "", nil)
+	s.denied = apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "alone", errors.New("Evenkeel may not change annotations"))
+	for range 2 {
+		if _, err := s.reconcileAll(t.Context()); !apierrors.IsForbidden(err) {
+			t.Fatalf("%v", err)
+		}
+	}
+	var list corev1.EventList
+	if err := s.WithWatch.List(t.Context(), &list); err != nil {
+		t.Fatal(err)
+	}
+	if len(list.Items) != 1 || list.Items[0].Reason != ReasonNotOpened || !strings.Contains(list.Items[0].Message, "may not change annotations") {
+		t.Errorf("%+v", list.Items)
+	}
+	s.denied = nil
 	s.waits(0, "", 0)
 }
 
