@@ -574,6 +574,20 @@ mod tests {
         }
     }
 
+    /// One flow of several may lie dead for a while, and the others carry all.
+    #[test]
+    fn unanswered_flow_of_a_connection_that_carries_as_much_as_others_is_nobodys_fault() {
+        for (slower, named) in [(1.0, false), (1.1, false), (1.5, true), (f64::INFINITY, true)] {
+            let mut job = job(|_, _| 0.1);
+            let path = |link: &&mut Link| (link.from, link.to) == (Some(0), Some(3));
+            let link = job.links.iter_mut().find(path).expect("a link");
+            link.is_unanswered = true;
+            link.rate /= slower;
+            let verdict = judge(&job);
+            assert_eq!(!verdict.suspects.is_empty(), named, "{slower}: {}", verdict.text);
+        }
+    }
+
     #[test]
     fn path_that_may_pass_is_told_from_one_that_does_not() {
         let one_loses = |from, to| if (from, to) == (0, 3) { 14.0 } else { 0.1 };

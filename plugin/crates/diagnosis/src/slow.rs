@@ -22,6 +22,8 @@ const LONG_TRIP: (f64, f64) = (3.0, 0.001);
 const LONG_TRIP_PACE: f64 = 1.2;
 /// A connection loses packets if it is this share of them, and so many times what is usual in the job.
 const LOSSY: (f64, f64) = (0.003, 4.0);
+/// A flow that is not answered is nobody's fault if bytes of its connection are not under way so many times longer.
+const UNANSWERED_PACE: f64 = 1.2;
 /// Losses are nobody's fault if bytes are not under way so many times longer: a full queue drops some, and TCP fills it.
 const LOSSY_PACE: f64 = 1.05;
 /// Fewer retransmitted segments than that in the window are chance.
@@ -185,13 +187,16 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
             && link.loss() >= LOSSY.0.max(LOSSY.1 * loss)
             && is_slower(number, LOSSY_PACE)
     };
+    // One flow of several may lie dead for a while, and the others carry all.
+    let is_dead =
+        |number: usize| job.links[number].is_unanswered && is_slower(number, UNANSWERED_PACE);
     let is_long = |number: usize| {
         let link = &job.links[number];
         let long_trip =
             link.round_trip > LONG_TRIP.0 * trip && link.round_trip > trip + LONG_TRIP.1;
         is_slower(number, limit(number, SLOW))
             || long_trip && is_slower(number, LONG_TRIP_PACE)
-            || link.is_unanswered
+            || is_dead(number)
     };
     let is_slow = |number: usize, from: usize, to: usize| {
         let link = &job.links[number];
@@ -199,7 +204,7 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
         if is_late[from] || is_late[to] {
             return false;
         }
-        link.wire() >= MIN_SHARE && (is_long(number) || is_lossy(number)) || link.is_unanswered
+        link.wire() >= MIN_SHARE && (is_long(number) || is_lossy(number)) || is_dead(number)
     };
     let mut ends: BTreeMap<End<'_>, Group> = BTreeMap::new();
     let mut all_slow = Vec::new();
