@@ -213,6 +213,9 @@ impl TcpReceiver {
         }
         let Stream { socket, send, recv: mut half } = stream;
         half.read_ahead();
+        // While an acknowledgement is unacknowledged, the kernel sends no keepalive probes, and repeats it for a quarter of an
+        // hour. Not for flows that send: a peer that does not read would end them. Fails only where there is no TCP.
+        let _ = socket.set_tcp_user_timeout(Some(self.base.context.settings.peer_timeout));
         let flow = Arc::new(RecvFlow {
             receiver: Arc::clone(self),
             number,
@@ -811,11 +814,11 @@ mod tests {
 
     use evenkeel_protocol::Frame;
     use rustix::event::{PollFd, PollFlags, poll};
-    use socket2::SockRef;
+    use socket2::{SockFilter, SockRef};
 
     use super::*;
     use crate::connection::unexpected::MAX_CONNECTION_BYTES;
-    use crate::test_support;
+    use crate::{NullLog, Transport, test_support};
 
     /// After a close nothing is written to the buffers, whatever flows are added meanwhile.
     #[test]
@@ -975,7 +978,7 @@ mod tests {
     }
 
     /// A receiver with one flow, and the flow's other end.
-    fn receiver(transport: &crate::Transport) -> (Arc<TcpReceiver>, TcpStream) {
+    fn receiver(transport: &Transport) -> (Arc<TcpReceiver>, TcpStream) {
         let context = transport.context(0, "").unwrap();
         let peer = "127.0.0.1:1".parse().unwrap();
         let (near, far) = flow();
@@ -1098,6 +1101,34 @@ mod tests {
         second.shutdown(Shutdown::Write).unwrap();
         assert!(!fails_after(&receiver, RESET_TIMEOUT / 2), "soon after the report");
         assert!(fails_after(&receiver, RESET_TIMEOUT));
+    }
+
+    /// No acknowledgement gets through, and the kernel probes no flow with unacknowledged bytes. The report of the first flow
+    /// that ends is such bytes on the other one.
+    #[test]
+    fn outage_after_an_acknowledgement_ends_all_flows() {
+        let settings = Settings::from_lookup(|name: &str| match name {
+            "NCCL_SOCKET_IFNAME" => Some("lo".to_owned()),
+            "EVENKEEL_PEER_TIMEOUT" => Some("1".to_owned()),
+            _ => None,
+        });
+        let transport = Transport::new(settings.unwrap(), Arc::new(NullLog)).unwrap();
+        let _runtime = transport.runtime().unwrap();
+        let (receiver, mut far) = receiver(&transport);
+        let (near, other) = flow();
+        receiver.join(4, Stream::plain(near), |_, _, _| Ok(())).unwrap();
+        let (first, _next) = (post(&receiver, 1), post(&receiver, 2000));
+        let drop_all = [SockFilter::new((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, 0)];
+        for silent in [&far, &other] {
+            SockRef::from(silent).attach_filter(&drop_all).unwrap();
+        }
+        far.write_all(&part_of(0, 1, 0, 1)).unwrap();
+        test_support::until(|| first.test().unwrap());
+        test_support::until(|| receiver.flows().is_empty().then_some(()));
+        assert_eq!(receiver.base.counters.lost.get(), 2);
+        let cause = lock(&receiver.queue).cause.clone();
+        assert!(cause.contains("timed out"), "{cause}");
+        receiver.close();
     }
 
     /// The kernel reports the reset to whoever uses the flow first: here to an acknowledgement, as when flows report each other.
