@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::mem;
 use std::ptr;
 use std::sync::Once;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use evenkeel_nccl_abi::{
     EVENT_OF_IB_V1, EVENT_OF_SOCKET_V1, EVENT_START, EVENT_STOP, IbChunkV1, IbEventV1,
@@ -15,6 +15,10 @@ use evenkeel_transport::chunk_events::{ChunkDescription, ChunkObserver, MessageM
 
 /// `IBV_WR_RDMA_WRITE_WITH_IMM`.
 const RDMA_WRITE_WITH_IMMEDIATE: c_int = 1;
+
+/// Maximum number of events of a message. NCCL's example of a profiler has room for as many (`MAX_EVENTS_PER_REQ`) and does not
+/// check it. NCCL's own networks have no more.
+const MAX_EVENTS: usize = 8;
 
 /// The callback that NCCL passed last, or null.
 static CALLBACK: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
@@ -29,24 +33,30 @@ pub(crate) fn set(callback: Option<ProfilerCallback>) {
     }
 }
 
-/// The mark of a message for which NCCL passed this handle, if there is a callback.
-pub(crate) fn mark(handle: *mut c_void) -> Option<MessageMark> {
-    if CALLBACK.load(Ordering::Relaxed).is_null() {
-        return None;
-    }
-    MessageMark::new(handle.expose_provenance())
+/// A message in flight: its place in a comm, which others take later. Its address is the message's mark.
+#[derive(Default)]
+pub(crate) struct ProfiledMessage {
+    /// NCCL's handle.
+    handle: AtomicPtr<c_void>,
+    /// Chunks that have begun.
+    chunks: AtomicUsize,
 }
 
-/// The mark of a message at this index of an array of handles, which may be null.
-///
-/// # Safety
-/// The array is null, or has an element there.
-pub(crate) unsafe fn mark_of(handles: *mut *mut c_void, index: usize) -> Option<MessageMark> {
-    if handles.is_null() {
-        return None;
+impl ProfiledMessage {
+    /// The mark of a message for which NCCL passed this handle, if it is not null and there is a callback.
+    ///
+    /// # Safety
+    /// No message before has this place any more. The place stays until the message's request is reported, or its connection
+    /// is closed.
+    pub(crate) unsafe fn mark(&self, handle: *mut c_void) -> Option<MessageMark> {
+        if handle.is_null() || CALLBACK.load(Ordering::Relaxed).is_null() {
+            return None;
+        }
+        // The lock of the connection's queue makes both visible to the threads that move the message.
+        self.handle.store(handle, Ordering::Relaxed);
+        self.chunks.store(0, Ordering::Relaxed);
+        MessageMark::new(ptr::from_ref(self).expose_provenance())
     }
-    // SAFETY: not null, and the caller guarantees the element.
-    mark(unsafe { *handles.add(index) })
 }
 
 struct Profiler;
@@ -72,7 +82,14 @@ fn call(
 
 impl ChunkObserver for Profiler {
     fn begin(&self, message: MessageMark, chunk: &ChunkDescription) -> usize {
-        let message = ptr::with_exposed_provenance_mut(message.number());
+        let message: *const ProfiledMessage = ptr::with_exposed_provenance(message.number());
+        // SAFETY: `ProfiledMessage::mark` made the mark of a place that stays as long as the message is in flight by its contract,
+        // and no mark is used after that. The place is only changed through atomics.
+        let message = unsafe { &*message };
+        if message.chunks.fetch_add(1, Ordering::Relaxed) >= MAX_EVENTS {
+            return 0;
+        }
+        let message = message.handle.load(Ordering::Relaxed);
         let mut event = ptr::null_mut();
         let started = match *chunk {
             ChunkDescription::Tcp { socket, is_sent, bytes } => {

@@ -24,17 +24,18 @@ impl<T> RequestPool<T> {
         Self { requests: std::array::from_fn(free), next: AtomicUsize::new(0) }
     }
 
-    /// Starts an operation in a free request. `None` when no request is free, or when `start` returns none.
+    /// Starts an operation in a free request, whose index `start` gets. `None` when no request is free, or when `start` returns
+    /// none.
     pub(crate) fn start(
         &self,
-        start: impl FnOnce() -> Result<Option<T>, PluginError>,
+        start: impl FnOnce(usize) -> Result<Option<T>, PluginError>,
     ) -> Result<Option<&PooledRequest<T>>, PluginError> {
         let first = self.next.load(Ordering::Relaxed);
         for index in (0..MAX_REQUESTS).map(|step| (first + step) % MAX_REQUESTS) {
             let request = &self.requests[index];
             let mut operation = lock(&request.0);
             if operation.is_none() {
-                *operation = start()?;
+                *operation = start(index)?;
                 self.next.store(index + 1, Ordering::Relaxed);
                 return Ok(operation.is_some().then_some(request));
             }
@@ -69,12 +70,12 @@ mod tests {
     fn request_pool_is_limited_and_reused() {
         let pool = RequestPool::new();
         let requests: Vec<_> =
-            (0..MAX_REQUESTS).map(|n| pool.start(|| Ok(Some(n))).unwrap().unwrap()).collect();
-        assert!(pool.start(|| panic!("no request is free")).unwrap().is_none());
+            (0..MAX_REQUESTS).map(|n| pool.start(|_| Ok(Some(n))).unwrap().unwrap()).collect();
+        assert!(pool.start(|_| panic!("no request is free")).unwrap().is_none());
         assert_eq!(requests[3].take_if_done(|_| Ok(false)).unwrap(), None);
         assert_eq!(requests[3].take_if_done(done).unwrap(), Some(3));
         assert!(requests[3].take_if_done(done).is_err(), "finished");
-        let again = pool.start(|| Ok(Some(99))).unwrap().unwrap();
+        let again = pool.start(|index| Ok(Some(96 + index))).unwrap().unwrap();
         assert!(std::ptr::eq(again, requests[3]));
     }
 }

@@ -170,7 +170,7 @@ impl CollNetComm {
         op: i32,
     ) -> Result<Option<&PooledRequest<AllReduce>>, PluginError> {
         let (kind, op) = (data_type(kind)?, reduction(op)?);
-        self.requests.start(|| {
+        self.requests.start(|_| {
             let ticket = self.client.all_reduce(from, to, kind, op)?;
             let client = Arc::clone(&self.client);
             Ok(ticket.map(|ticket| AllReduce { client, ticket, bytes: to.length(), tests: 0 }))

@@ -128,7 +128,7 @@ impl Context {
         drop(attempts);
         drop(finished);
         let connection = outcome.map_err(Error::from)?;
-        Ok(connection.map(|connection| Comm::new(connection.mr_cache(), connection)))
+        Ok(connection.map(Comm::new_send))
     }
 
     /// The memory types that the device advertises. NCCL registers memory only later, so connections are made for all of them.

@@ -4,7 +4,6 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use evenkeel_nccl_abi::NcclResult;
-use evenkeel_transport::chunk_events::MessageMark;
 use evenkeel_transport::{
     MAX_RECVS, MrHandle, RecvBuffer, RecvConnection, Request, SendBuffer, SendConnection,
     TaggedBuffer,
@@ -14,7 +13,6 @@ use super::comm::Comm;
 use super::memory::registration;
 use crate::error::{PluginError, guard};
 use crate::ffi::{Size, handle_ref, out_param};
-use crate::profiler;
 use crate::request_pool::PooledRequest;
 
 /// # Safety
@@ -25,7 +23,7 @@ unsafe fn send_message<S: Size>(
     size: S,
     tag: c_int,
     handle: *mut c_void,
-    mark: Option<MessageMark>,
+    profile: *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
     guard("isend", || {
@@ -40,10 +38,10 @@ unsafe fn send_message<S: Size>(
         *request = ptr::null_mut();
         // SAFETY: NCCL leaves the memory alone until `test` has reported the request or the comm
         // is closed.
-        let buffer = unsafe { SendBuffer::new(data.cast_const().cast(), length) }.with_mark(mark);
+        let buffer = unsafe { SendBuffer::new(data.cast_const().cast(), length) };
         // SAFETY: NCCL passes the handle of the memory's registration, which lasts until the request is done.
         let registration = unsafe { registration(handle) };
-        if let Some(started) = comm.send(buffer, tag, registration)? {
+        if let Some(started) = comm.send(buffer, tag, registration, profile)? {
             *request = ptr::from_ref(started).cast_mut().cast();
         }
         Ok(())
@@ -59,7 +57,7 @@ pub(super) unsafe extern "C" fn isend_v6<S: Size>(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL passes valid arguments of its table's function.
-    unsafe { send_message(comm, data, size, tag, handle, None, request) }
+    unsafe { send_message(comm, data, size, tag, handle, ptr::null_mut(), request) }
 }
 
 /// Takes a profiler's handle as well.
@@ -73,7 +71,7 @@ pub(super) unsafe extern "C" fn isend_v10(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL passes valid arguments of its table's function.
-    unsafe { send_message(comm, data, size, tag, handle, profiler::mark(profile), request) }
+    unsafe { send_message(comm, data, size, tag, handle, profile, request) }
 }
 
 /// The registration at this index of an array.
@@ -113,7 +111,7 @@ unsafe fn post_buffers<S: Size>(
         let count = group_size(count)?;
         let buffer = RecvBuffer::from_static(&mut []);
         let empty = TaggedBuffer { buffer, tag: 0, registration: None };
-        let mut group = [empty; MAX_RECVS];
+        let (mut group, mut marked) = ([empty; MAX_RECVS], [ptr::null_mut(); MAX_RECVS]);
         for (index, tagged) in group[..count].iter_mut().enumerate() {
             // SAFETY: NCCL passes arrays of `count` elements; null is refused before anything is added to it.
             let (data, size, tag) = unsafe {
@@ -129,8 +127,10 @@ unsafe fn post_buffers<S: Size>(
             // SAFETY: NCCL gives the memory away until `test` has reported the request or the comm is
             // closed.
             let buffer = unsafe { RecvBuffer::new(data.cast(), length) };
-            // SAFETY: NCCL passes an array of as many profiler's handles, or null.
-            let buffer = buffer.with_mark(unsafe { profiler::mark_of(profiles, index) });
+            if !profiles.is_null() {
+                // SAFETY: NCCL passes an array of as many profiler's handles, or null.
+                marked[index] = unsafe { *profiles.add(index) };
+            }
             // SAFETY: NCCL passes an array of as many handles of registrations, which last until the request is done.
             let registration = unsafe { registration_of(handles, index) };
             *tagged = TaggedBuffer { buffer, tag, registration };
@@ -140,7 +140,7 @@ unsafe fn post_buffers<S: Size>(
         // SAFETY: NCCL passes a valid out-pointer for the result. What is in it may be a hint: it is not read.
         let request = unsafe { out_param(request, "request") }?;
         *request = ptr::null_mut();
-        if let Some(started) = comm.recv(&group[..count])? {
+        if let Some(started) = comm.recv(&mut group[..count], &marked[..count])? {
             *request = ptr::from_ref(started).cast_mut().cast();
         }
         Ok(())
