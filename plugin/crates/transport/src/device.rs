@@ -54,6 +54,8 @@ struct SharedSubnet {
     /// The interface's own name.
     interface: String,
     prefix: u8,
+    /// Addresses of this host in the subnet, which no card leads to.
+    own: Vec<IpAddr>,
 }
 
 impl Device {
@@ -163,7 +165,9 @@ impl Interface {
     /// Its name, if a flow to this address must be bound to it in order to leave by it.
     fn bound_for(&self, peer: IpAddr) -> Option<&str> {
         let shared = self.shared.as_ref()?;
-        sys::in_one_subnet(self.ip, peer, shared.prefix).then_some(shared.interface.as_str())
+        let is_there =
+            sys::in_one_subnet(self.ip, peer, shared.prefix) && !shared.own.contains(&peer);
+        is_there.then_some(shared.interface.as_str())
     }
 
     /// `addr` as this interface reaches it: a link-local address needs the interface.
@@ -228,17 +232,20 @@ pub(crate) fn discover(
     let describe = |address| describe(address, settings.link_speed, &**log);
     let mut devices: Vec<Device> = chosen.iter().copied().map(describe).collect();
     for (device, address) in devices.iter_mut().zip(&chosen) {
-        let shared = shared_subnet(address, &chosen, settings.bind_to_device, sys::drops_by_route);
+        let (bind, drops) = (settings.bind_to_device, sys::drops_by_route);
+        let shared = shared_subnet(address, &chosen, &interfaces.addresses, bind, drops);
         device.interfaces.iter_mut().for_each(|interface| interface.shared.clone_from(&shared));
     }
     if settings.joined { join(devices).map(|device| vec![device]) } else { Ok(devices) }
 }
 
-/// The subnet of an interface, if others of those chosen are in it. `bind` is the setting, without which flows are bound unless
-/// this host, and so perhaps its peers, drops what comes by another interface than its route.
+/// The subnet of an interface, if others of those chosen are in it. Flows to the addresses in `own` are not bound. `bind` is the
+/// setting, without which flows are bound unless this host, and so perhaps its peers, drops what comes by another interface than
+/// its route.
 fn shared_subnet(
     of: &InterfaceAddress,
     chosen: &[&InterfaceAddress],
+    own: &[InterfaceAddress],
     bind: Option<bool>,
     drops_by_route: impl Fn(&str) -> bool,
 ) -> Option<SharedSubnet> {
@@ -247,7 +254,12 @@ fn shared_subnet(
         other.name != of.name && sys::in_one_subnet(of.ip, other.ip, prefix)
     });
     let binds = bind.unwrap_or_else(|| chosen.iter().all(|other| !drops_by_route(&other.name)));
-    (is_shared && binds).then(|| SharedSubnet { interface: of.name.clone(), prefix: of.prefix })
+    let own = own.iter().map(|own| own.ip);
+    (is_shared && binds).then(|| SharedSubnet {
+        interface: of.name.clone(),
+        prefix: of.prefix,
+        own: own.filter(|ip| sys::in_one_subnet(of.ip, *ip, of.prefix)).collect(),
+    })
 }
 
 /// Why an interface is not used.
@@ -354,7 +366,9 @@ fn rdma_ports(discovery: &PortDiscovery<'_>) -> Result<Option<Vec<Device>>, Erro
             let chosen: Vec<_> = found.iter().filter_map(of_port).collect();
             let describe = |port: DiscoveredPort| {
                 let shared = of_port(&port).and_then(|address| {
-                    shared_subnet(address, &chosen, settings.bind_to_device, sys::drops_by_route)
+                    // Control connections are tried in both ways, also to this host.
+                    let bind = settings.bind_to_device;
+                    shared_subnet(address, &chosen, &[], bind, sys::drops_by_route)
                 });
                 let DiscoveredPort { adapter, ip, index } = port;
                 Device {
@@ -707,7 +721,7 @@ mod tests {
         let addresses = addresses.map(|(name, ip)| address(name, ip));
         let chosen: Vec<_> = addresses.iter().collect();
         let bound = |at: usize, bind, strict: &str| {
-            let shared = shared_subnet(chosen[at], &chosen, bind, |name| name == strict);
+            let shared = shared_subnet(chosen[at], &chosen, &[], bind, |name| name == strict);
             shared.map(|shared| shared.interface)
         };
         assert_eq!(bound(1, None, ""), Some("eth1".to_owned()));
@@ -715,11 +729,12 @@ mod tests {
         assert_eq!(bound(1, None, "eth0"), None, "rp_filter=1");
         assert_eq!(bound(1, Some(true), "eth0"), Some("eth1".to_owned()));
         assert_eq!(bound(1, Some(false), ""), None);
-        let shared = shared_subnet(chosen[1], &chosen, None, |_| false);
+        let shared = shared_subnet(chosen[1], &chosen, &addresses, None, |_| false);
         let interface = Interface { ip: chosen[1].ip, index: 1, shared };
         assert_eq!(interface.bound_for("10.0.0.77".parse().unwrap()), Some("eth1"));
         // Beyond a router the route decides: the interface may have none.
         assert_eq!(interface.bound_for("10.0.1.77".parse().unwrap()), None);
+        assert_eq!(interface.bound_for(chosen[0].ip), None, "this host");
     }
 
     #[test]

@@ -123,7 +123,12 @@ pub(crate) struct Flow {
 impl Receiver {
     /// Listens. The library can connect to the handle.
     pub(crate) fn listen(rng: &mut TestRng) -> (Self, Handle) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self::listen_at("127.0.0.1:0", rng)
+    }
+
+    /// The same at this address.
+    pub(crate) fn listen_at(at: &str, rng: &mut TestRng) -> (Self, Handle) {
+        let listener = TcpListener::bind(at).unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let nonce = Nonce(rng.array());

@@ -42,8 +42,8 @@ struct Attempt {
 struct AttemptState {
     dials: Vec<Arc<Dial>>,
     accepted: Vec<Option<Stream>>,
-    /// Flows that failed, and when to dial them again.
-    retries: Vec<(u32, Instant)>,
+    /// Flows that failed.
+    retries: Vec<Redial>,
     /// Why a flow failed last.
     cause: Option<String>,
     /// Whether RDMA is to carry the messages, as far as this side knows.
@@ -61,6 +61,15 @@ struct AttemptState {
     polled: Instant,
     /// `None` once it is polled to its end, or cancelled.
     runtime: Option<Arc<Runtime>>,
+}
+
+/// A flow that is to be dialed again.
+#[derive(Clone, Copy)]
+struct Redial {
+    flow: u32,
+    /// Whether by its own interface, as in [`Dial::start`].
+    binds: bool,
+    at: Instant,
 }
 
 type Outcome = Result<Arc<dyn Outbound>, ConnectError>;
@@ -182,11 +191,16 @@ impl Attempt {
     /// Starts to open the control connection, or all flows.
     fn dial(self: &Arc<Self>, state: &mut AttemptState) -> Result<(), DialError> {
         let flows = if state.use_rdma { 1 } else { self.destination.context.settings.flows };
-        (0..flows.into()).try_for_each(|flow| self.dial_flow(state, flow))
+        (0..flows.into()).try_for_each(|flow| self.dial_flow(state, flow, true))
     }
 
-    /// Starts to open one flow, or the control connection.
-    fn dial_flow(self: &Arc<Self>, state: &mut AttemptState, flow: u32) -> Result<(), DialError> {
+    /// Starts to open one flow, by its own interface if it `binds`, or the control connection.
+    fn dial_flow(
+        self: &Arc<Self>,
+        state: &mut AttemptState,
+        flow: u32,
+        binds: bool,
+    ) -> Result<(), DialError> {
         let log = &self.destination.context.log;
         let (destination, handler) = (&self.destination, Arc::<Self>::clone(self));
         let dial = match state.use_rdma {
@@ -202,7 +216,7 @@ impl Attempt {
                 let deadline = self.control_deadline();
                 Dial::control_connection(destination, handler, way, count, deadline)
             }
-            false => Dial::start(destination, handler, flow, self.deadline),
+            false => Dial::start(destination, handler, flow, binds, self.deadline),
         };
         match dial {
             Ok(dial) => {
@@ -211,7 +225,8 @@ impl Attempt {
             }
             Err(error) => {
                 descriptors::report_shortage(&error, &**log);
-                self.retry_later(state, flow, error.into())
+                let in_vain = !state.use_rdma && binds && Dial::may_bind(destination, flow);
+                self.retry_later(state, flow, in_vain, error.into())
             }
         }
     }
@@ -227,15 +242,17 @@ impl Attempt {
         }
     }
 
-    /// Dials a flow again later, unless that is useless or the caller does it.
+    /// Dials a flow again later, unless that is useless or the caller does it. One that was bound to its interface `in_vain` is
+    /// not bound then. The caller does not know of that.
     fn retry_later(
         self: &Arc<Self>,
         state: &mut AttemptState,
         flow: u32,
+        in_vain: bool,
         error: DialError,
     ) -> Result<(), DialError> {
         let left = self.deadline.saturating_duration_since(Instant::now());
-        if error.is_final || self.caller_retries || left.is_zero() {
+        if error.is_final || self.caller_retries && !in_vain || left.is_zero() {
             return Err(error);
         }
         if state.cause.replace(error.what).is_none() {
@@ -245,7 +262,7 @@ impl Attempt {
         let taken = self.destination.context.settings.connect_timeout.saturating_sub(left);
         let delay = (taken / 2).clamp(MIN_RETRY_DELAY, MAX_RETRY_DELAY);
         state.dials.retain(|dial| dial.flow() != flow);
-        state.retries.push((flow, Instant::now() + delay));
+        state.retries.push(Redial { flow, binds: !in_vain, at: Instant::now() + delay });
         Ok(())
     }
 
@@ -259,11 +276,12 @@ impl Attempt {
             if now >= self.deadline {
                 self.too_late(&state)
             } else {
-                let (due, later) = state.retries.iter().partition(|(_, at)| *at <= now);
+                let (due, later) = state.retries.iter().partition(|redial| redial.at <= now);
                 state.retries = later;
-                let due: Vec<(u32, Instant)> = due;
-                let dialed =
-                    due.into_iter().try_for_each(|(flow, _)| self.dial_flow(&mut state, flow));
+                let due: Vec<Redial> = due;
+                let dialed = due.into_iter().try_for_each(|Redial { flow, binds, .. }| {
+                    self.dial_flow(&mut state, flow, binds)
+                });
                 match dialed {
                     Ok(()) => return,
                     Err(error) => error.what,
@@ -459,7 +477,9 @@ impl DialHandler for Attempt {
                 return self.use_tcp(state);
             }
             let retry = error.retry;
-            match self.retry_later(&mut state, flow, error) {
+            let dial = state.dials.iter().find(|dial| dial.flow() == flow);
+            let in_vain = dial.is_some_and(|dial| dial.is_bound_in_vain());
+            match self.retry_later(&mut state, flow, in_vain, error) {
                 Ok(()) => return,
                 Err(_) if Instant::now() >= self.deadline => (self.too_late(&state), retry),
                 Err(error) => (error.what, retry),

@@ -20,6 +20,9 @@ use crate::stream::Stream;
 use crate::sync::lock;
 use crate::sys;
 
+/// The part of the connect timeout after which a flow that is bound to its interface is dialed without.
+const BOUND_SHARE: u32 = 16;
+
 /// The listener of a connection's flows: all that is needed to open another one.
 pub(crate) struct Destination {
     pub(crate) context: Context,
@@ -71,6 +74,8 @@ pub(crate) struct Dial {
     /// Number of queue pairs, for the control connection of an RDMA connection.
     queue_pairs: Option<u16>,
     deadline: Instant,
+    /// For a flow that is bound to its interface: when TCP has to be connected.
+    connected_by: Option<Instant>,
     registration: Registration,
     pub(super) state: Mutex<DialState>,
 }
@@ -134,17 +139,27 @@ impl DialError {
 }
 
 impl Dial {
-    /// Starts to open a flow. The handler gets the outcome by the deadline.
+    /// Starts to open a flow. The handler gets the outcome by the deadline. With `binds`, it leaves by its own interface where
+    /// [`Dial::may_bind`] says so.
     pub(crate) fn start(
         destination: &Arc<Destination>,
         handler: Arc<dyn DialHandler>,
         flow: u32,
+        binds: bool,
         deadline: Instant,
     ) -> io::Result<Arc<Self>> {
-        // From a single RDMA port the route decides, also for control connections: there is no other port to try.
-        let binds = destination.context.device.ports().len() != 1;
+        let binds = binds && Self::may_bind(destination, flow);
         let way = Way { number: flow, path: flow, binds };
         Self::begin(destination, handler, way, None, deadline)
+    }
+
+    /// Whether a flow may be bound to its interface: several are in the peer's subnet. It then gets answers by that interface
+    /// only, so one that gets none is dialed again without.
+    pub(crate) fn may_bind(destination: &Destination, flow: u32) -> bool {
+        let Destination { context, handle, .. } = destination;
+        let (_, peer) = context.device.path(flow, handle);
+        // From a single RDMA port the route decides, also for control connections: there is no other port to try.
+        context.device.ports().len() != 1 && context.device.bound_interface(flow, &peer).is_some()
     }
 
     /// As [`Dial::start`], for a control connection of a connection with this number of queue pairs.
@@ -184,6 +199,8 @@ impl Dial {
             Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
             _ => {}
         }
+        let is_bound_flow = binds && queue_pairs.is_none();
+        let connect_time = context.settings.connect_timeout / BOUND_SHARE;
         let identity = context.settings.encryption.as_ref();
         let tls = identity.map(TlsHandshake::connector).transpose();
         let tls = tls.map_err(|failure| io::Error::other(DialError::from(failure).what))?;
@@ -202,6 +219,7 @@ impl Dial {
             flow,
             queue_pairs,
             deadline,
+            connected_by: is_bound_flow.then(|| Instant::now() + connect_time),
             registration: workers.registration(),
             state: Mutex::new(state),
         });
@@ -217,6 +235,11 @@ impl Dial {
     /// Number of the flow that is being opened.
     pub(crate) fn flow(&self) -> u32 {
         self.flow
+    }
+
+    /// Whether the flow is bound to its interface, and nobody has answered there.
+    pub(crate) fn is_bound_in_vain(&self) -> bool {
+        self.connected_by.is_some() && !lock(&self.state).is_connected
     }
 
     /// Cancels the dial; its stream, unless it ended before.
@@ -344,10 +367,14 @@ impl Source for Dial {
 
     fn tick(&self, now: Instant) -> bool {
         let is_late = now >= self.deadline;
+        let is_unanswered =
+            self.connected_by.is_some_and(|by| now >= by) && self.is_bound_in_vain();
         if is_late {
             self.give_up(temporary(Retry::Unknown, "no answer in time"));
+        } else if is_unanswered {
+            self.give_up(temporary(Retry::Unknown, "no answer by its own interface"));
         }
-        !is_late
+        !is_late && !is_unanswered
     }
 
     fn abandoned(&self, why: &str) {

@@ -23,6 +23,9 @@ const DIAL_TIMEOUT: Duration = Duration::from_millis(400);
 const MAX_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Number of parallel dials while chunks wait for a new flow: some may get dead paths, too.
 const URGENT_DIALS: usize = 6;
+/// Of this many dials in a row, one leaves the interface to the route. Where several are in the peer's subnet, the answers may
+/// come by another interface than before.
+const DIALS_BY_ROUTE: u32 = 4;
 /// Number of unanswered probes after which a path is dead, if another flow is answered. The kernel sends the first after
 /// 0.02 s, the next after 0.06 and 0.14 s. Before Linux 6.15 it sends them after 0.2, 0.6 and 1.4 s.
 const MAX_UNANSWERED: u8 = 3;
@@ -135,7 +138,8 @@ impl TcpSender {
             let flow = repair.next_number;
             repair.next_number += 1;
             let handler = Arc::<Self>::clone(self);
-            match Dial::start(&self.destination, handler, flow, now + timeout) {
+            let binds = (repair.failures + 1) % DIALS_BY_ROUTE != 0;
+            match Dial::start(&self.destination, handler, flow, binds, now + timeout) {
                 Ok(dial) => repair.dials.push(dial),
                 // Out of descriptors or ports, or no route: that may pass.
                 Err(error) => {
