@@ -19,8 +19,13 @@ const HOST_MEMORY_ONLY: &str =
     "reduction servers use host memory, unless EVENKEEL_REDUCTION_SERVERS is unset";
 
 /// The process's plugin.
-static PLUGIN: Mutex<Plugin> =
-    Mutex::new(Plugin { transport: None, reduction: None, global: None, contexts: 0 });
+static PLUGIN: Mutex<Plugin> = Mutex::new(Plugin {
+    transport: None,
+    reduction: None,
+    global: None,
+    contexts: 0,
+    finalized: Vec::new(),
+});
 
 struct Plugin {
     transport: Option<Arc<Transport>>,
@@ -30,6 +35,8 @@ struct Plugin {
     global: Option<Arc<Context>>,
     /// Contexts of tables with contexts that are not finalized.
     contexts: usize,
+    /// Contexts that are finalized and may still be used.
+    finalized: Vec<Arc<Context>>,
 }
 
 impl Plugin {
@@ -127,6 +134,20 @@ pub(crate) fn finalize(context: &Context) {
     context.release();
     let mut plugin = lock(&PLUGIN);
     plugin.contexts = plugin.contexts.saturating_sub(1);
+}
+
+/// `finalize` of a context that may still be used until there is no other one: it is released with the last one.
+pub(crate) fn finalize_with_last(context: Arc<Context>) {
+    let unused = {
+        let mut plugin = lock(&PLUGIN);
+        plugin.contexts = plugin.contexts.saturating_sub(1);
+        plugin.finalized.push(context);
+        if plugin.contexts > 0 {
+            return;
+        }
+        std::mem::take(&mut plugin.finalized)
+    };
+    unused.iter().for_each(|context| context.release());
 }
 
 /// The context of tables without contexts.

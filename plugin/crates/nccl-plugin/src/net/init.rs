@@ -61,8 +61,18 @@ pub(super) unsafe extern "C" fn set_net_attr(
     })
 }
 
-/// Ends a context.
+/// Ends a context. Communicators that were split from its own may share its proxy, which NCCL 2.28.3 leaves with the context.
 pub(super) unsafe extern "C" fn finalize_v11(context: *mut c_void) -> NcclResult {
+    guard("finalize", || {
+        // SAFETY: a context that is not null came from `init_v11`, and NCCL finalizes it once. It stays alive after that as long
+        // as there are other contexts, those of the communicators that may use it.
+        plugin::finalize_with_last(unsafe { take_arc::<Context>(context, "context") }?);
+        Ok(())
+    })
+}
+
+/// Ends a context, which is not used any more.
+pub(super) unsafe extern "C" fn finalize_v12(context: *mut c_void) -> NcclResult {
     guard("finalize", || {
         // SAFETY: a context that is not null came from `init_v11`, and NCCL finalizes it once.
         let context = unsafe { take_arc::<Context>(context, "context") }?;

@@ -9,7 +9,7 @@ use super::connect::{
 };
 use super::context::Context;
 use super::device::{devices, get_properties, make_v_device};
-use super::init::{finalize_v11, init_v6, init_v10, init_v11, set_net_attr};
+use super::init::{finalize_v11, finalize_v12, init_v6, init_v10, init_v11, set_net_attr};
 use super::memory::{dereg_mr, reg_mr, reg_mr_dma_buf};
 use super::request::{iflush, irecv_v6, irecv_v10, isend_v6, isend_v10, test};
 
@@ -78,9 +78,9 @@ table!(ncclNetPlugin_v10: NetV10, {
     make_v_device: Some(make_v_device::<4>),
 });
 
-/// v11 and v12 differ in properties, and in the number of devices that can be one.
+/// v11 and v12 differ in properties, in the number of devices that can be one, and in how NCCL ends contexts.
 macro_rules! table_v11 {
-    ($symbol:ident: $table:ident, $members:literal) => {
+    ($symbol:ident: $table:ident, $members:literal, $finalize:ident) => {
         table!($symbol: $table, {
             init: Some(init_v11),
             listen: Some(listen_v11::<Context>),
@@ -91,11 +91,11 @@ macro_rules! table_v11 {
             get_device_mr: None,
             irecv_consumed: None,
             make_v_device: Some(make_v_device::<$members>),
-            finalize: Some(finalize_v11),
+            finalize: Some($finalize),
             set_net_attr: Some(set_net_attr),
         });
     };
 }
 
-table_v11!(ncclNetPlugin_v11: NetV11, 4);
-table_v11!(ncclNetPlugin_v12: NetV12, 8);
+table_v11!(ncclNetPlugin_v11: NetV11, 4, finalize_v11);
+table_v11!(ncclNetPlugin_v12: NetV12, 8, finalize_v12);

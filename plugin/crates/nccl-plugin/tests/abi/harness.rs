@@ -157,7 +157,7 @@ pub(crate) struct Net {
     pub(crate) version: u32,
     pub(crate) library: Library,
     /// The communicator's context from v11 on.
-    context: Opaque,
+    pub(crate) context: Opaque,
     /// The communicator's configuration, from v10 on.
     config: Option<CommConfig>,
     /// The device that connections are opened from.

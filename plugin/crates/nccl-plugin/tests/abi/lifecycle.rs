@@ -111,6 +111,33 @@ fn child_communicators() {
 }
 
 #[test]
+fn finalized_context_serves_communicators_that_share_it() {
+    run_in_child_process("lifecycle::child_shared", &[]);
+}
+
+/// NCCL 2.28.3 finalizes a communicator, and goes on to listen and connect in its context for those that were split from it.
+#[test]
+#[ignore = "part of another test"]
+fn child_shared() {
+    let mut parent = Net::init(11, 14).unwrap();
+    let mut child = Net::init(11, 15).unwrap();
+    let (listener, mut handle) = parent.listen();
+    let (_abandoned, _) = parent.listen();
+    let shared = parent.context;
+    parent.finalize();
+    parent.context = shared;
+    let (send, recv) = parent.connect_to(listener, &mut handle);
+    parent.close_send(send);
+    parent.close_recv(recv);
+    parent.close_listen(listener);
+    exchange(&parent);
+    // With the last context nothing is left.
+    assert!(plugin_threads() > 0, "a listener is open");
+    child.finalize();
+    threads_disappear();
+}
+
+#[test]
 fn invalid_setting_is_refused_with_the_valid_range() {
     run_in_child_process("lifecycle::child_bad_setting", &[("EVENKEEL_FLOWS", "many")]);
 }
