@@ -204,8 +204,8 @@ func (c *Reconciler) listWaiting(ctx context.Context, ours map[string]string, pr
 	return waiting, errors.Join(all...)
 }
 
-// updateState writes the state of the workload's check, if the decision changed, and then an Event: a workload does not wait as no
-// Event can be written.
+// updateState writes the state of the workload's check, if the decision changed, and an Event. A workload does not wait as no Event can be
+// written.
 func (c *Reconciler) updateState(ctx context.Context, w pendingCheck, d gate.Decision, changed bool) error {
 	state, after := stateFor(d, c.retried(w))
 	canDelay := c.optionalFields(ctx, w.object.GroupVersionKind()).requeueAfterSeconds
@@ -224,31 +224,33 @@ func (c *Reconciler) updateState(ctx context.Context, w pendingCheck, d gate.Dec
 	if state == statePending && !changed {
 		return nil
 	}
-	// Each write brings the workload back here. So a message that it has is not written again when only its Event is missing.
-	if state != statePending || w.message != d.Message {
-		written, err := writeState(ctx, c.Client, w, state, d.Message, delay, c.Clock.Now())
-		if err != nil {
-			c.fields = nil // the cluster may have another version of Kueue now
-			return err
-		}
-		if !written {
-			return jobgate.ErrStale
-		}
-	}
-	if state == stateRetry {
-		c.retries[w.uid()]++
-	}
 	about := corev1.ObjectReference{APIVersion: w.object.GetAPIVersion(), Kind: w.object.GetKind(), Namespace: w.object.GetNamespace(), Name: w.object.GetName(), UID: w.object.GetUID()}
 	severity := corev1.EventTypeNormal
 	if d.Action == gate.OpenUnproven || d.Action == gate.Reassign || state == stateRetry {
 		severity = corev1.EventTypeWarning
 	}
-	err := events.Write(ctx, c.Client, events.New(about, severity, d.Reason, d.Message, c.Clock.Now()))
-	if err != nil && state != statePending {
-		log.FromContext(ctx).Info("cannot write an Event", "reason", err.Error())
-		return nil // it has its answer, so that nobody would try again
+	untold := events.Write(ctx, c.Client, events.New(about, severity, d.Reason, d.Message, c.Clock.Now()))
+	if state == statePending && w.message == d.Message {
+		return untold // only its Event was missing; each write of the state brings the workload back here
 	}
-	return err
+	written, err := writeState(ctx, c.Client, w, state, d.Message, delay, c.Clock.Now())
+	if err != nil {
+		c.fields = nil // the cluster may have another version of Kueue now
+		return err
+	}
+	if !written {
+		return jobgate.ErrStale
+	}
+	if state == statePending {
+		return untold // so that it is told again
+	}
+	if untold != nil {
+		log.FromContext(ctx).Info("cannot write an Event", "reason", untold.Error())
+	}
+	if state == stateRetry {
+		c.retries[w.uid()]++
+	}
+	return nil
 }
 
 // say writes the message of a check that stays pending, unless it is there.

@@ -96,28 +96,33 @@ func (c *Reconciler) reconcileAll(ctx context.Context) (reconcile.Result, error)
 	return result, nil
 }
 
-// applyDecision opens the gate if that was decided, and records an Event about a changed decision. It opens first: a gate does not
-// stay closed as no Event can be written.
+// applyDecision records an Event about a changed decision, and opens the gate if that was decided. A gate does not stay closed as no Event
+// can be written.
 func (c *Reconciler) applyDecision(ctx context.Context, h gatedJob, d gate.Decision, changed bool) error {
-	if !d.Waits() {
-		if err := h.open(ctx); err != nil {
-			c.sayRefused(ctx, h, err)
-			return err
-		}
-	}
-	if !changed {
-		return nil
-	}
 	severity := corev1.EventTypeNormal
 	if d.Action == gate.OpenUnproven {
 		severity = corev1.EventTypeWarning
 	}
-	err := events.Write(ctx, c.Client, events.New(h.about, severity, d.Reason, d.Message, c.Clock.Now()))
-	if err != nil && !d.Waits() {
-		log.FromContext(ctx).Info("cannot write an Event", "reason", err.Error())
-		return nil // it does not wait any more, so that nobody would try again
+	var untold error
+	if changed {
+		untold = events.Write(ctx, c.Client, events.New(h.about, severity, d.Reason, d.Message, c.Clock.Now()))
 	}
-	return err
+	if d.Waits() {
+		return untold // so that it is told again
+	}
+	logUntold(ctx, untold)
+	if err := h.open(ctx); err != nil {
+		c.sayRefused(ctx, h, err)
+		return err
+	}
+	return nil
+}
+
+// logUntold logs that an Event could not be written about what happens all the same.
+func logUntold(ctx context.Context, err error) {
+	if err != nil {
+		log.FromContext(ctx).Info("cannot write an Event", "reason", err.Error())
+	}
 }
 
 // sayRefused records an Event about a gate that the API server does not let Evenkeel open: the job's user sees no log. Guards refuse
@@ -128,9 +133,7 @@ func (c *Reconciler) sayRefused(ctx context.Context, h gatedJob, err error) {
 	}
 	message := "the API server refuses this: " + strings.ReplaceAll(err.Error(), "\n", "; ")
 	refused := events.Once(h.about, corev1.EventTypeWarning, ReasonNotOpened, message, "", c.Clock.Now())
-	if err := events.Write(ctx, c.Client, refused); err != nil {
-		log.FromContext(ctx).Info("cannot write an Event", "reason", err.Error())
-	}
+	logUntold(ctx, events.Write(ctx, c.Client, refused))
 }
 
 // A gatedJob is a suspended job, or the gated pods of one job.
@@ -192,9 +195,7 @@ func (c *Reconciler) leaveToOthers(ctx context.Context, h gatedJob, job *unstruc
 			who = lastManager(now, "f:suspend")
 		}
 		message := fmt.Sprintf("the job was started by %s before its nodes were proven", cmp.Or(who, "somebody else"))
-		if err := events.Write(ctx, c.Client, events.New(h.about, corev1.EventTypeWarning, ReasonOpenedManually, message, c.Clock.Now())); err != nil {
-			return err
-		}
+		logUntold(ctx, events.Write(ctx, c.Client, events.New(h.about, corev1.EventTypeWarning, ReasonOpenedManually, message, c.Clock.Now())))
 	}
 	_, err := patchGate(ctx, c.Client, job, nil)
 	return err

@@ -236,8 +236,9 @@ func TestGateThatMayNotOpenSaysSo(t *testing.T) {
 	if err := s.WithWatch.List(t.Context(), &list); err != nil {
 		t.Fatal(err)
 	}
-	if len(list.Items) != 1 || list.Items[0].Reason != ReasonNotOpened || !strings.Contains(list.Items[0].Message, "may not change annotations") {
-		t.Errorf("%+v", list.Items)
+	said := slices.DeleteFunc(list.Items, func(e corev1.Event) bool { return e.Reason != ReasonNotOpened })
+	if len(said) != 1 || !strings.Contains(said[0].Message, "may not change annotations") {
+		t.Errorf("%+v", said)
 	}
 	s.denied = nil
 	s.waits(0, "", 0)
