@@ -7,6 +7,7 @@
 
 mod datagram;
 mod outlets;
+mod route;
 mod views;
 
 use std::collections::HashMap;
@@ -28,6 +29,7 @@ use crate::telemetry::log::Log;
 use crate::telemetry::metrics::Metrics;
 use datagram::{Datagram, MAX_DATAGRAM};
 use outlets::Outlets;
+use route::route;
 use views::Views;
 
 /// How often the thread runs. How late it runs shows whether the process gets the CPU.
@@ -268,11 +270,11 @@ impl Watcher {
     }
 
     fn send(&self, bytes: &[u8], to: SocketAddr) {
-        let fits = |(_, socket): &&(SocketAddr, UdpSocket)| {
-            socket.local_addr().is_ok_and(|own| own.is_ipv4() == to.is_ipv4())
-        };
-        if let Some((_, socket)) = self.sockets.iter().find(fits) {
-            let _ = socket.send_to(bytes, to); // what is lost comes again
+        let address =
+            |(beside, socket): &(SocketAddr, UdpSocket)| socket.local_addr().unwrap_or(*beside);
+        let own: Vec<SocketAddr> = self.sockets.iter().map(address).collect();
+        if let Some((at, to)) = route(&own, to) {
+            let _ = self.sockets[at].1.send_to(bytes, to); // what is lost comes again
         }
     }
 
