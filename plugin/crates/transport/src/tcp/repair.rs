@@ -138,7 +138,7 @@ impl TcpSender {
             let flow = repair.next_number;
             repair.next_number += 1;
             let handler = Arc::<Self>::clone(self);
-            let binds = (repair.failures + 1) % DIALS_BY_ROUTE != 0;
+            let binds = !(repair.failures + 1).is_multiple_of(DIALS_BY_ROUTE);
             match Dial::start(&self.destination, handler, flow, binds, now + timeout) {
                 Ok(dial) => repair.dials.push(dial),
                 // Out of descriptors or ports, or no route: that may pass.
