@@ -206,8 +206,18 @@ type decision struct {
 }
 
 // apply applies the decisions, as many at a time as there are requesters, and remembers those that were reported. It returns those
-// whose gate is still closed: they wait, or it could not be opened.
+// whose gate is still closed: they wait, or it could not be opened. Those that open come first: where requests take long, such as of Events
+// that cannot be written, the pass may end before the rest.
 func (e *Evaluator) apply(ctx context.Context, decisions []decision) (closed []Waiter, all []error) {
+	slices.SortStableFunc(decisions, func(a, b decision) int {
+		switch {
+		case a.what.Waits() == b.what.Waits():
+			return 0
+		case b.what.Waits():
+			return -1
+		}
+		return 1
+	})
 	problems := make([]error, len(decisions))
 	var requesters errgroup.Group
 	requesters.SetLimit(max(1, e.Requesters))

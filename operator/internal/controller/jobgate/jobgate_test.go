@@ -76,6 +76,21 @@ func TestGateEvaluate(t *testing.T) {
 	}
 }
 
+// A pass has a minute. Gates do not stay closed as it was spent on what waits.
+func TestGatesThatOpenComeFirst(t *testing.T) {
+	var applied []string
+	decided := func(name string, what gate.Action) decision {
+		return decision{Waiter{Key: name, Apply: func(context.Context, gate.Decision, bool) error {
+			applied = append(applied, name)
+			return nil
+		}}, gate.Decision{Action: what}, true}
+	}
+	closed, all := (&Evaluator{}).apply(t.Context(), []decision{decided("a", gate.Wait), decided("b", gate.Open), decided("c", gate.Check), decided("d", gate.OpenUnproven)})
+	if diff := cmp.Diff([]string{"b", "d", "a", "c"}, applied); diff != "" || len(closed) != 2 || len(all) != 0 {
+		t.Errorf("%s, %d closed, %v", diff, len(closed), all)
+	}
+}
+
 // gatedMetrics are the number of gated jobs and the time of the oldest one, as the controller's metrics say; zero: they do not.
 func gatedMetrics(t *testing.T, controller string) (count, oldest float64) {
 	t.Helper()
