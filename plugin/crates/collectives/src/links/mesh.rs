@@ -336,7 +336,10 @@ impl Mesh {
                 Ok((moved, probe.filter(|_| found).map(|(key, into)| receiving.post(key, into))))
             }
             Err(error) => {
-                receiving.link = None;
+                // A mismatch is reported first: a rank that finds its link closed would say that this one is lost.
+                if !error.mismatch {
+                    receiving.link = None;
+                }
                 let error = receiving.broken.insert(error).clone();
                 // The caller may need only what arrived before the end of the link.
                 if moved && !error.mismatch {
