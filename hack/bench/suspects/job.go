@@ -120,12 +120,23 @@ func (j *job) pause(rank int) error {
 	return os.Rename(file+".new", file)
 }
 
-// suspected returns the newest verdict on a suspect that a rank has written; none: nobody is suspected by any.
-func (j *job) suspected() (verdict, bool) {
+// verdicts are those that the ranks have written last.
+func (j *job) verdicts() []verdict {
 	files, _ := filepath.Glob(filepath.Join(j.folder, "verdict.*")) // the pattern is valid
+	var all []verdict
 	for _, file := range files {
 		var v verdict
-		if text, err := os.ReadFile(file); err == nil && json.Unmarshal(text, &v) == nil && len(v.Suspects) > 0 {
+		if text, err := os.ReadFile(file); err == nil && json.Unmarshal(text, &v) == nil {
+			all = append(all, v)
+		}
+	}
+	return all
+}
+
+// suspected returns a verdict on a suspect; false: nobody is suspected by any rank.
+func (j *job) suspected() (verdict, bool) {
+	for _, v := range j.verdicts() {
+		if len(v.Suspects) > 0 {
 			return v, true
 		}
 	}
@@ -134,12 +145,24 @@ func (j *job) suspected() (verdict, bool) {
 
 // ranks is the largest number of ranks that a verdict knows of.
 func (j *job) ranks() int {
-	files, _ := filepath.Glob(filepath.Join(j.folder, "verdict.*")) // the pattern is valid
 	most := 0
-	for _, file := range files {
-		var v verdict
-		if text, err := os.ReadFile(file); err == nil && json.Unmarshal(text, &v) == nil {
-			most = max(most, v.Ranks)
+	for _, v := range j.verdicts() {
+		most = max(most, v.Ranks)
+	}
+	return most
+}
+
+// unsuspecting is what the ranks say where they name nobody, or why they say nothing.
+func (j *job) unsuspecting() string {
+	if j.hasEnded() {
+		return "the job has ended"
+	}
+	counts := map[string]int{}
+	most := ""
+	for _, v := range j.verdicts() {
+		counts[v.Text]++
+		if most == "" || counts[v.Text] > counts[most] {
+			most = v.Text
 		}
 	}
 	return most

@@ -371,6 +371,8 @@ func one(ctx context.Context, j *job, f fault, length time.Duration) (_ result, 
 	if known {
 		r.Found, r.Host, r.Text, r.Right = found.Suspects[0].Class, found.Suspects[0].Host, found.Text, f.isRight(found)
 		r.Either = f.mayBePath(found.Suspects[0])
+	} else {
+		r.Text = j.unsuspecting()
 	}
 	return r, nil
 }

@@ -138,14 +138,13 @@ func split(results []result, is func(result) bool) (yes, no []result) {
 }
 
 func (r result) said() string {
-	text := r.Text
-	if text == "" {
-		text = "nobody was named"
+	switch {
+	case r.Early:
+		return "before the fault: " + r.Text
+	case r.Found == classNobody:
+		return "nobody was named: " + r.Text
 	}
-	if r.Early {
-		text = "before the fault: " + text
-	}
-	return text
+	return r.Text
 }
 
 func count(results []result, is func(result) bool) int {
