@@ -428,7 +428,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_BIND_TO_DEVICE",
-            meaning: "whether a flow, or the control connection of a device of several RDMA ports, leaves by its own interface where several are in the peer's subnet (SO_BINDTODEVICE, Linux 5.7 and later); without it the kernel's route sends all by one of them; auto: unless this host drops what comes by another interface than its route (rp_filter=1)",
+            meaning: "whether a flow, or the control connection of a device of several RDMA ports, leaves by its own interface where several are in the peer's subnet (SO_BINDTODEVICE, Linux 5.7 and later); without it, and for one that gets no answer that way, the kernel's route chooses; auto: unless this host drops what comes by another interface than its route (rp_filter=1)",
             accepts: "auto, on or off",
             default: "auto",
         },
