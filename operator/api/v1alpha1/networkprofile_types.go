@@ -145,7 +145,8 @@ type NetworkProfileSpec struct {
 	// +optional
 	NamespaceSelector *metav1.LabelSelector `json:"namespaceSelector,omitempty"`
 
-	// nodeSelector selects the nodes that jobs of this profile run on. Delivery Auto depends on them. Absent: all.
+	// nodeSelector selects the nodes on which jobs of this profile are expected: delivery Auto, RDMA and the tuner look at these.
+	// It places no pod: jobs have to select the nodes themselves. Absent: all.
 	// +optional
 	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
 
@@ -300,7 +301,7 @@ type SizingSpec struct {
 // +kubebuilder:validation:XValidation:rule="(has(self.delivery) && self.delivery == 'Preinstalled') || has(self.image)",message="image is required unless delivery is Preinstalled"
 type PluginSpec struct {
 	// image is the plugin image, pinned by digest so that every pod of a job gets the same. A tag before the digest, such as
-	// name:0.1.0-p7.2@sha256:..., says which reduction servers it goes with: version and protocols.
+	// name:0.1.0-p8.2@sha256:..., says which reduction servers it goes with: version and protocols.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=512
