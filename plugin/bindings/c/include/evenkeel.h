@@ -494,7 +494,7 @@ evenkeel_status evenkeel_alltoall(const evenkeel_group *group,
 evenkeel_status evenkeel_barrier(const evenkeel_group *group, const evenkeel_call *call);
 
 /**
- * Sends a message of up to 1 GiB to rank `to`. Returns when the bytes may be changed; for a large message that is when the other rank
+ * Sends a message to rank `to`. Returns when the bytes may be changed; for a large message that is when the other rank
  * has received it. Messages of a tag arrive in order.
  */
 evenkeel_status evenkeel_send(const evenkeel_group *group,

@@ -9,7 +9,7 @@ use crate::pointers;
 use crate::request::operate;
 use crate::status::Status;
 
-/// Sends a message of up to 1 GiB to rank `to`. Returns when the bytes may be changed; for a large message that is when the other rank
+/// Sends a message to rank `to`. Returns when the bytes may be changed; for a large message that is when the other rank
 /// has received it. Messages of a tag arrive in order.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_send(

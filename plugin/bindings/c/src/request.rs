@@ -77,7 +77,8 @@ where
         let sequence = sequence(call.map_or(0, |call| call.tag));
         let Some(request) = call.map(|call| call.request).filter(|request| !request.is_null())
         else {
-            return Ok(group.in_order(sequence, |group| operation(group, &options))?);
+            let operation = |group: &collectives::Group| operation(group, &options);
+            return Ok(group.in_order_within(sequence, &options, operation)?);
         };
         let started = group.start(sequence, move |group| operation(group, &options));
         // SAFETY: the header requires a pointer to write to.

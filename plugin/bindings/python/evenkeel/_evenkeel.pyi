@@ -228,7 +228,7 @@ class Group:
         """Returns when all ranks have called it."""
 
     def send(self, array: _Array, to: int, *, tag: int = 0, timeout: float | None = None, wait: bool = True) -> Request | None:
-        """Sends a message of up to 1 GiB to another rank. Messages of a tag arrive in order."""
+        """Sends a message to another rank. Messages of a tag arrive in order."""
 
     def recv(
         self, array: _Array, source: int | None = None, *, tag: int = 0, timeout: float | None = None, wait: bool = True

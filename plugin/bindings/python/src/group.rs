@@ -176,8 +176,11 @@ impl Group {
         timeout: Option<f64>,
     ) -> PyResult<Option<Self>> {
         let (group, call) = (self.open()?, call(py, tag, timeout)?);
-        let split =
-            || group.in_order(Sequence::Collectives { tag }, |group| group.split(color, &call));
+        let split = || {
+            group.in_order_within(Sequence::Collectives { tag }, &call, |group| {
+                group.split(color, &call)
+            })
+        };
         let made = py.detach(split).map_err(|error| exception(py, &error))?;
         Ok(made.map(|made| Self::new(made, Arc::clone(&self.store))))
     }
@@ -198,8 +201,8 @@ impl Group {
             Call::from_parts(tag, timeout, algorithm).map_err(|error| exception(py, &error))?;
         let mut memory = Memory::writable("array", array, dtype)?;
         let reduction = reduction(&memory, op)?;
-        self.collective(py, tag, wait, move |group| {
-            group.allreduce(memory.bytes_mut(), &reduction, &call).map(|()| Outcome::Nothing)
+        self.collective(py, tag, call, wait, move |group, call| {
+            group.allreduce(memory.bytes_mut(), &reduction, call).map(|()| Outcome::Nothing)
         })
     }
 
@@ -217,8 +220,8 @@ impl Group {
         let call = call(array.py(), tag, timeout)?;
         let mut memory = Memory::writable("array", array, dtype)?;
         let reduction = reduction(&memory, op)?;
-        self.collective(array.py(), tag, wait, move |group| {
-            group.reduce(memory.bytes_mut(), root, &reduction, &call).map(|()| Outcome::Nothing)
+        self.collective(array.py(), tag, call, wait, move |group, call| {
+            group.reduce(memory.bytes_mut(), root, &reduction, call).map(|()| Outcome::Nothing)
         })
     }
 
@@ -237,8 +240,8 @@ impl Group {
         let mut memory = Memory::writable("array", array, dtype)?;
         let reduction = reduction(&memory, op)?;
         let (item, counts) = (memory.item(), self.counts(counts, memory.count())?);
-        self.collective(array.py(), tag, wait, move |group| {
-            let part = group.reduce_scatter(memory.bytes_mut(), &counts, &reduction, &call)?;
+        self.collective(array.py(), tag, call, wait, move |group, call| {
+            let part = group.reduce_scatter(memory.bytes_mut(), &counts, &reduction, call)?;
             Ok(Outcome::Part(part.start / item..part.end / item))
         })
     }
@@ -254,8 +257,8 @@ impl Group {
     ) -> PyResult<Bound<'py, PyAny>> {
         let call = call(array.py(), tag, timeout)?;
         let mut memory = Memory::writable("array", array, None)?;
-        self.collective(array.py(), tag, wait, move |group| {
-            group.broadcast(memory.bytes_mut(), root, &call).map(|()| Outcome::Nothing)
+        self.collective(array.py(), tag, call, wait, move |group, call| {
+            group.broadcast(memory.bytes_mut(), root, call).map(|()| Outcome::Nothing)
         })
     }
 
@@ -272,8 +275,8 @@ impl Group {
         let mut memory = Memory::writable("array", array, None)?;
         let counts = self.counts(counts, memory.count())?;
         let lengths = lengths(&counts, memory.item())?;
-        self.collective(array.py(), tag, wait, move |group| {
-            group.allgatherv(memory.bytes_mut(), &lengths, &call).map(|()| Outcome::Nothing)
+        self.collective(array.py(), tag, call, wait, move |group, call| {
+            group.allgatherv(memory.bytes_mut(), &lengths, call).map(|()| Outcome::Nothing)
         })
     }
 
@@ -295,8 +298,8 @@ impl Group {
         from.check_disjoint(&into)?;
         let counts = counts.unwrap_or_else(|| vec![from.count(); self.size]);
         let lengths = lengths(&counts, from.item())?;
-        self.collective(py, tag, wait, move |group| {
-            let done = group.gatherv(from.bytes(), into.bytes_mut(), &lengths, root, &call);
+        self.collective(py, tag, call, wait, move |group, call| {
+            let done = group.gatherv(from.bytes(), into.bytes_mut(), &lengths, root, call);
             done.map(|()| Outcome::Nothing)
         })
     }
@@ -319,8 +322,8 @@ impl Group {
         from.check_disjoint(&into)?;
         let counts = counts.unwrap_or_else(|| vec![into.count(); self.size]);
         let lengths = lengths(&counts, into.item())?;
-        self.collective(py, tag, wait, move |group| {
-            let done = group.scatterv(from.bytes(), into.bytes_mut(), &lengths, root, &call);
+        self.collective(py, tag, call, wait, move |group, call| {
+            let done = group.scatterv(from.bytes(), into.bytes_mut(), &lengths, root, call);
             done.map(|()| Outcome::Nothing)
         })
     }
@@ -342,8 +345,8 @@ impl Group {
         from.check_disjoint(&into)?;
         let sent = lengths(&self.counts(sent, from.count())?, from.item())?;
         let received = lengths(&self.counts(received, into.count())?, into.item())?;
-        self.collective(py, tag, wait, move |group| {
-            let done = group.alltoallv(from.bytes(), &sent, into.bytes_mut(), &received, &call);
+        self.collective(py, tag, call, wait, move |group, call| {
+            let done = group.alltoallv(from.bytes(), &sent, into.bytes_mut(), &received, call);
             done.map(|()| Outcome::Nothing)
         })
     }
@@ -357,7 +360,9 @@ impl Group {
         wait: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let call = call(py, tag, timeout)?;
-        self.collective(py, tag, wait, move |group| group.barrier(&call).map(|()| Outcome::Nothing))
+        self.collective(py, tag, call, wait, move |group, call| {
+            group.barrier(call).map(|()| Outcome::Nothing)
+        })
     }
 
     #[pyo3(signature = (array, to, *, tag=0, timeout=None, wait=true))]
@@ -371,8 +376,8 @@ impl Group {
     ) -> PyResult<Bound<'py, PyAny>> {
         let call = call(array.py(), tag, timeout)?;
         let memory = Memory::of("array", array, None)?;
-        self.run(array.py(), Sequence::Sends { to, tag }, wait, move |group| {
-            group.send(to, memory.bytes(), &call).map(|()| Outcome::Nothing)
+        self.run(array.py(), Sequence::Sends { to, tag }, call, wait, move |group, call| {
+            group.send(to, memory.bytes(), call).map(|()| Outcome::Nothing)
         })
     }
 
@@ -388,14 +393,20 @@ impl Group {
         let call = call(array.py(), tag, timeout)?;
         let mut memory = Memory::writable("array", array, None)?;
         let item = memory.item();
-        self.run(array.py(), Sequence::Receives { from: source, tag }, wait, move |group| {
-            let data = memory.bytes_mut();
-            let (from, bytes) = match source {
-                Some(source) => (source, group.recv(source, data, &call)?),
-                None => group.recv_any(data, &call)?,
-            };
-            Ok(Outcome::Received(from, bytes / item))
-        })
+        self.run(
+            array.py(),
+            Sequence::Receives { from: source, tag },
+            call,
+            wait,
+            move |group, call| {
+                let data = memory.bytes_mut();
+                let (from, bytes) = match source {
+                    Some(source) => (source, group.recv(source, data, call)?),
+                    None => group.recv_any(data, call)?,
+                };
+                Ok(Outcome::Received(from, bytes / item))
+            },
+        )
     }
 }
 
@@ -416,10 +427,11 @@ impl Group {
         &self,
         py: Python<'py>,
         tag: u32,
+        call: Call,
         wait: bool,
-        operation: impl FnOnce(&collectives::Group) -> Result<Outcome, Error> + Send + 'static,
+        operation: impl FnOnce(&collectives::Group, &Call) -> Result<Outcome, Error> + Send + 'static,
     ) -> PyResult<Bound<'py, PyAny>> {
-        self.run(py, Sequence::Collectives { tag }, wait, operation)
+        self.run(py, Sequence::Collectives { tag }, call, wait, operation)
     }
 
     /// Runs an operation without the interpreter's lock, so that other threads can run meanwhile, or starts it.
@@ -427,16 +439,19 @@ impl Group {
         &self,
         py: Python<'py>,
         sequence: Sequence,
+        call: Call,
         wait: bool,
-        operation: impl FnOnce(&collectives::Group) -> Result<Outcome, Error> + Send + 'static,
+        operation: impl FnOnce(&collectives::Group, &Call) -> Result<Outcome, Error> + Send + 'static,
     ) -> PyResult<Bound<'py, PyAny>> {
         let group = self.open()?;
         if !wait {
-            let request = py.detach(|| group.start(sequence, operation));
+            let request = py.detach(|| group.start(sequence, move |group| operation(group, &call)));
             return Request::new(&group, request).into_bound_py_any(py);
         }
         // If another thread closes the group meanwhile, this call leaves it at its end.
-        let outcome = py.detach(move || group.in_order(sequence, operation));
+        let outcome = py.detach(move || {
+            group.in_order_within(sequence, &call, |group| operation(group, &call))
+        });
         outcome.map_err(|error| exception(py, &error))?.into_object(py)
     }
 

@@ -358,6 +358,25 @@ class Failures(unittest.TestCase):
 
         threads(2, work)
 
+    def test_timeout_ends_also_the_wait_for_an_operation_before(self):
+        def work(group):
+            if group.rank == 0:
+                begun = group.barrier(wait=False)
+                with self.assertRaises(evenkeel.TimeoutError) as caught:
+                    group.barrier(timeout=0.2)
+                self.assertIn("has not ended", str(caught.exception))
+                group.send(bytes(1), 1, tag=7)
+                begun.wait()
+            else:
+                # It joins the first barrier only when the other rank has given up the second.
+                group.recv(bytearray(1), 0, tag=7)
+                group.barrier()
+                with self.assertRaises(evenkeel.TimeoutError):
+                    group.barrier(timeout=0.2)
+            group.barrier()
+
+        threads(2, work)
+
     def test_abort_ends_the_group_on_all_ranks(self):
         def work(group):
             if group.rank == 0:

@@ -118,6 +118,23 @@ class Collectives(unittest.TestCase):
 
         processes(3, work)
 
+    def test_callback_of_a_future_may_wait_for_another_operation(self):
+        """As the hook of DistributedDataParallel with PowerSGD does."""
+
+        def work(rank, size):
+            first, second = torch.ones(1000), torch.full((1000,), float(rank))
+
+            def then(future):
+                dist.all_reduce(second, async_op=True).get_future().wait()
+                third = future.value()[0].clone()
+                dist.all_reduce(third)
+                return third
+
+            chained = dist.all_reduce(first, async_op=True).get_future().then(then)
+            assert (chained.wait() == size * size).all() and (second == 3).all()
+
+        everywhere(3, work)
+
     def test_result_is_in_the_tensors_once_a_work_says_that_it_is_done(self):
         def work(rank, size):
             parts = [torch.zeros(1000) for _ in range(size)]

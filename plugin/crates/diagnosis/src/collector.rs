@@ -618,7 +618,7 @@ mod tests {
         let view = |id: u64, sequence: u32, connection: u64| View {
             connections: vec![ConnectionView {
                 id: connection,
-                is_sender: id % 2 == 0,
+                is_sender: id.is_multiple_of(2),
                 ..Default::default()
             }],
             ..view(id, sequence)
