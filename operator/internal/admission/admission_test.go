@@ -470,6 +470,40 @@ func TestPodWebhook(t *testing.T) {
 	}
 }
 
+// mpirun starts ranks over ssh, without the variables of their pods.
+func TestWorkloadWebhookSaysWhatMPIRunHasToPass(t *testing.T) {
+	const mpi = `{"apiVersion":"kubeflow.org/v2beta1","kind":"KIND","metadata":{"name":"train","annotations":{"evenkeel.dev/profile":"default"}},"spec":{MORE"mpiReplicaSpecs":{
+	  "Launcher":{"template":{"spec":{"containers":[{"name":"mpirun","command":["mpirun",ARGS"train"]}]}}},
+	  "Worker":{"replicas":2,"template":{"spec":{"containers":[{"name":"sshd","resources":{"limits":{"nvidia.com/gpu":8}}}]}}}}}}`
+	encrypted := profile("default", nil)
+	encrypted.Spec.Transport.Encryption = evenkeel.EncryptionRequired
+	for _, test := range []struct {
+		name, more, args string
+		profile          *evenkeel.NetworkProfile
+		want             []string
+	}{
+		{"Open MPI", "", "", profile("default", nil), []string{"-x NCCL_NET_PLUGIN -x NCCL_NET_PLUGIN_REF_COUNT"}},
+		{"encrypted", `"mpiImplementation":"OpenMPI",`, "", encrypted, []string{"-x EVENKEEL_ENCRYPTION", "-x EVENKEEL_JOB_KEY_FILE", "-x NCCL_NET "}},
+		{"passed already", "", `"-x","NCCL_NET_PLUGIN",`, encrypted, nil},
+		{"an MPI that passes all", `"mpiImplementation":"Intel",`, "", encrypted, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(test.profile).Build()
+			text := strings.NewReplacer("KIND", "MPIJob", "MORE", test.more, "ARGS", test.args).Replace(mpi)
+			response := Workloads(reader, reader, reductionImage).Handler.Handle(t.Context(), job{raw: text}.request(t, admissionv1.Create))
+			warnings := strings.Join(response.Warnings, "\n")
+			if !response.Allowed || strings.Contains(warnings, "mpirun") != (len(test.want) > 0) {
+				t.Errorf("allowed %t, %v, warnings %q", response.Allowed, response.Result, warnings)
+			}
+			for _, want := range test.want {
+				if !strings.Contains(warnings, want) {
+					t.Errorf("no %q in %q", want, warnings)
+				}
+			}
+		})
+	}
+}
+
 func TestWorkloadWebhookRDMADevices(t *testing.T) {
 	const mpi = `{"apiVersion":"kubeflow.org/v2beta1","kind":"MPIJob","metadata":{"name":"train","annotations":{"evenkeel.dev/profile":"default"EXTRA}},"spec":{"mpiReplicaSpecs":{
 	  "Launcher":{"template":{"spec":{"containers":[{"name":"mpirun"}]}}},

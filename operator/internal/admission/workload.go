@@ -190,6 +190,9 @@ func (w workloadPinner) pinProfile(ctx context.Context, job *unstructured.Unstru
 	if unused != "" {
 		warnings = append(warnings, fmt.Sprintf("NetworkProfile %s: %s", profile.Name, unused))
 	}
+	if options := resolved.MPIRunOptions(job); options != "" {
+		warnings = append(warnings, "ranks that mpirun starts over ssh lack the variables of their pods, and so the plugin: have mpirun pass them: "+options)
+	}
 	if resolved.TunerUnset != "" {
 		warnings = append(warnings, fmt.Sprintf("NetworkProfile %s gives the job no measurements for NCCL's algorithms: %s", profile.Name, resolved.TunerUnset))
 	}
