@@ -574,6 +574,19 @@ mod tests {
         }
     }
 
+    /// Congestion at a card that all send to can keep a flow from being answered for a while.
+    #[test]
+    fn unanswered_flow_to_a_crowded_card_is_named_only_if_it_carries_next_to_nothing() {
+        for (rate, named) in [(5e6 / 14.0, false), (0.0, true)] {
+            let mut connections = [(0.3, 5e6 / 14.0); 7];
+            connections[3] = (0.6, rate);
+            let mut job = gather(connections);
+            job.links[3].is_unanswered = true;
+            let verdict = judge(&job);
+            assert_eq!(!verdict.suspects.is_empty(), named, "{rate}: {}", verdict.text);
+        }
+    }
+
     /// One flow of several may lie dead for a while, and the others carry all.
     #[test]
     fn unanswered_flow_of_a_connection_that_carries_as_much_as_others_is_nobodys_fault() {

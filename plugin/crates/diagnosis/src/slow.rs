@@ -188,8 +188,9 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
             && is_slower(number, LOSSY_PACE)
     };
     // One flow of several may lie dead for a while, and the others carry all.
-    let is_dead =
-        |number: usize| job.links[number].is_unanswered && is_slower(number, UNANSWERED_PACE);
+    let is_dead = |number: usize| {
+        job.links[number].is_unanswered && is_slower(number, limit(number, UNANSWERED_PACE))
+    };
     let is_long = |number: usize| {
         let link = &job.links[number];
         let long_trip =
