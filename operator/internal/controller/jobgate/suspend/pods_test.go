@@ -222,7 +222,7 @@ func TestGateOpensWithoutItsEvent(t *testing.T) {
 	s.waits(0, "", 0)
 }
 
-// A guard refuses what somebody else's webhook adds. The user of the job hears of it, and the gate opens when that is mended.
+// A guard refuses what somebody else's webhook adds. The user of the job hears of it, and the gate opens when that is fixed.
 func TestGateThatMayNotOpenSaysSo(t *testing.T) {
 	s := newScene(t)
 	s.pod("alone", "", nil)
