@@ -56,7 +56,7 @@ func (a *annotatedPodInjector) Default(ctx context.Context, pod *corev1.Pod) err
 		owner = "" // the pod itself
 	}
 	resolved, err := a.resolve(ctx, name, ownerKey{request.Namespace, owner})
-	resolved.Containers = inject.ContainerNames(pod.Annotations[evenkeel.ContainersKey])
+	resolved.Containers = inject.SplitNames(pod.Annotations[evenkeel.ContainersKey])
 	if err == nil {
 		resolved.JobKey, err = inject.UsersKey(pod.Annotations[evenkeel.JobKeyKey])
 	}

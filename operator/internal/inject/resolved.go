@@ -57,7 +57,7 @@ func Resolve(profile *evenkeel.NetworkProfile, containers string) Resolved {
 		Conflict:    plugin.ConflictPolicy,
 		Python:      plugin.Python == evenkeel.PythonEnabled,
 		Environment: map[string]string{},
-		Containers:  ContainerNames(containers),
+		Containers:  SplitNames(containers),
 	}
 	if r.Delivery == "" || r.Delivery == evenkeel.DeliveryAuto {
 		r.Delivery = profile.Status.Delivery
@@ -157,9 +157,9 @@ func FromPod(labels, annotations map[string]string) (Resolved, error) {
 		Path:        annotations[evenkeel.PluginPathKey],
 		Conflict:    evenkeel.ConflictPolicy(annotations[evenkeel.ConflictPolicyKey]),
 		Environment: map[string]string{},
-		Containers:  ContainerNames(annotations[evenkeel.ContainersKey]),
+		Containers:  SplitNames(annotations[evenkeel.ContainersKey]),
 
-		ImagePullSecrets: ContainerNames(annotations[evenkeel.ImagePullSecretsKey]),
+		ImagePullSecrets: SplitNames(annotations[evenkeel.ImagePullSecretsKey]),
 		TunerUnset:       annotations[evenkeel.TunerUnsetKey],
 	}
 	if r.Delivery == "" {
@@ -212,8 +212,8 @@ func FromPod(labels, annotations map[string]string) (Resolved, error) {
 // Variables are the names of the environment, sorted, so that equal profiles give equal pods.
 func (r Resolved) Variables() []string { return slices.Sorted(maps.Keys(r.Environment)) }
 
-// ContainerNames are the names in the annotation [evenkeel.ContainersKey].
-func ContainerNames(text string) []string {
+// SplitNames are the names in an annotation, such as [evenkeel.ContainersKey]: separated by commas.
+func SplitNames(text string) []string {
 	var names []string
 	for name := range strings.SplitSeq(text, ",") {
 		if name = strings.TrimSpace(name); name != "" {

@@ -200,7 +200,7 @@ func (c *Reconciler) readResult(ctx context.Context, check jobs.Check, record *p
 		err := c.client.Get(ctx, client.ObjectKey{Name: name}, node)
 		selected := slices.IndexFunc(record.Nodes, func(n preflight.Node) bool { return n.Name == name })
 		switch {
-		case apierrors.IsNotFound(err), err == nil && record.Replaced(&record.Nodes[selected], node):
+		case apierrors.IsNotFound(err), err == nil && selected >= 0 && record.Replaced(&record.Nodes[selected], node):
 			m := faultMeasurement(fmt.Sprintf("node %s was deleted", name))
 			return &m, nil
 		case err != nil:

@@ -539,6 +539,23 @@ mod tests {
     use super::*;
     use crate::verdict::Place;
 
+    /// One that does not pass.
+    fn suspect(class: Class, host: &str, share: f64) -> Suspect {
+        Suspect {
+            class,
+            place: Place { host: host.to_owned(), ..Place::default() },
+            direction: None,
+            peer: None,
+            or_card: false,
+            may_pass: false,
+            share,
+            for_s: 0.0,
+            waiting: 1,
+            confidence: 0.9,
+            evidence: String::new(),
+        }
+    }
+
     /// The share in which a process gets no processor, of which that much is said by its views of a second each.
     fn starved(milliseconds: [u32; 8]) -> f64 {
         let mut collector = Collector::new(1);
@@ -637,19 +654,7 @@ mod tests {
     #[test]
     fn verdict_names_two_at_most() {
         let mut collector = Collector::new(1);
-        let suspect = |host: &str| Suspect {
-            class: Class::Late,
-            place: Place { host: host.to_owned(), ..Place::default() },
-            direction: None,
-            peer: None,
-            or_card: false,
-            may_pass: true,
-            share: 0.5,
-            for_s: 0.0,
-            waiting: 1,
-            confidence: 0.9,
-            evidence: String::new(),
-        };
+        let suspect = |host: &str| Suspect { may_pass: true, ..suspect(Class::Late, host, 0.5) };
         // They take turns.
         for second in 0..60_u64 {
             let names = ["n1", "n2", "n3"];
@@ -666,19 +671,7 @@ mod tests {
     #[test]
     fn who_may_pass_and_once_may_not_is_not_named_for_that() {
         let mut collector = Collector::new(1);
-        let suspect = |may_pass| Suspect {
-            class: Class::Late,
-            place: Place { host: "n1".to_owned(), ..Place::default() },
-            direction: None,
-            peer: None,
-            or_card: false,
-            may_pass,
-            share: 0.5,
-            for_s: 0.0,
-            waiting: 1,
-            confidence: 0.9,
-            evidence: String::new(),
-        };
+        let suspect = |may_pass| Suspect { may_pass, ..suspect(Class::Late, "n1", 0.5) };
         let mut named_after = None;
         for second in 1..12_u64 {
             collector.weigh(&[suspect(second < 6)], Duration::from_secs(second));
@@ -717,19 +710,7 @@ mod tests {
     #[test]
     fn suspects_stay_in_the_order_in_which_they_came() {
         let mut collector = Collector::new(1);
-        let suspect = |host: &str, share| Suspect {
-            class: Class::Link,
-            place: Place { host: host.to_owned(), ..Place::default() },
-            direction: None,
-            peer: None,
-            or_card: false,
-            may_pass: false,
-            share,
-            for_s: 0.0,
-            waiting: 1,
-            confidence: 0.9,
-            evidence: String::new(),
-        };
+        let suspect = |host: &str, share| suspect(Class::Link, host, share);
         for second in 1..20_u64 {
             let now = Duration::from_secs(second);
             let more = if second % 2 == 0 { 0.1 } else { -0.1 };
@@ -815,19 +796,7 @@ mod tests {
     /// The worst suspect of a moment may be new, and the sentence is on the one that is certain.
     #[test]
     fn the_sentence_is_on_who_is_certain() {
-        let suspect = |host: &str, share: f64| Suspect {
-            class: Class::Late,
-            place: Place { host: host.to_owned(), rank: Some(1), ..Place::default() },
-            direction: None,
-            peer: None,
-            or_card: false,
-            may_pass: false,
-            share,
-            for_s: 0.0,
-            waiting: 7,
-            confidence: 0.9,
-            evidence: "did not call".to_owned(),
-        };
+        let suspect = |host: &str, share| suspect(Class::Late, host, share);
         let (old, new) = (suspect("old", 0.3), suspect("new", 0.8));
         let mut collector = Collector::new(1);
         for _ in 0..STEADY {

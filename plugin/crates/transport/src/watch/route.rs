@@ -8,13 +8,14 @@ use std::net::{IpAddr, SocketAddr};
 ///
 /// Of several, the one that is nearest: an address of another card may be dropped on the way, where sources are filtered.
 pub(super) fn route(own: &[SocketAddr], to: SocketAddr) -> Option<(usize, SocketAddr)> {
-    let ways = own.iter().enumerate().filter_map(|(at, own)| Some((at, *own, from(*own, to)?)));
+    let ways =
+        own.iter().enumerate().filter_map(|(at, own)| Some((at, *own, destination(*own, to)?)));
     let nearest = ways.min_by_key(|(_, own, to)| Reverse(common_bits(own.ip(), to.ip())));
     nearest.map(|(at, _, to)| (at, to))
 }
 
 /// The destination, as a socket of this address takes it.
-fn from(own: SocketAddr, to: SocketAddr) -> Option<SocketAddr> {
+fn destination(own: SocketAddr, to: SocketAddr) -> Option<SocketAddr> {
     match (own, to) {
         (SocketAddr::V4(_), SocketAddr::V4(_)) => Some(to),
         // A link-local address is of an interface, which is this end's to know (RFC 4007).
