@@ -16,6 +16,7 @@ fn seeds() -> Vec<Vec<u8>> {
         place: place("n3"),
         direction: (class == Class::Link).then_some(Direction::Send),
         peer: (class == Class::Path).then(|| place("n4")),
+        or_card: class == Class::Path,
         may_pass: false,
         share: 0.5,
         for_s: 41.0,
