@@ -25,7 +25,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 ///
 /// Lines: `sum GENERATION STEP DIGEST`, `lost RANKS`, `on DIGEST` after the first all-reduce without the lost rank, `whole RANK`.
 #[test]
-#[ignore = "a process that the other test starts"]
+#[ignore = "part of another test"]
 fn rank_process() {
     let variable = |name: &str| std::env::var(name).unwrap();
     let transport = TransportKind::from_name(&variable("TEST_TRANSPORT")).unwrap();

@@ -90,7 +90,7 @@ fn meet(store: &str, rank: usize, size: usize, transport: &TransportKind) -> Res
 
 /// What a process of several ranks does: it reports what they needed, and ends when its input does.
 #[test]
-#[ignore = "a process that the other test starts"]
+#[ignore = "part of another test"]
 fn ranks_process() {
     let variable = |name: &str| std::env::var(name).unwrap();
     let number = |name: &str| variable(name).parse::<usize>().unwrap();
