@@ -42,8 +42,7 @@ func (c benchCase) perftest() (writes, sends string) {
 // A check has no figure: tests of the plugin that pass or fail.
 type check struct {
 	Name, Goal string
-	Build      []string // arguments for Cargo
-	Target     string   // target that is built
+	Target     string // target of the test program
 	Tests      []string
 	Topology   vm.Topology // of the virtual machine; default that of the figures
 }
@@ -53,47 +52,47 @@ func (c check) topology() vm.Topology { return cmp.Or(c.Topology, vm.Pair) }
 var checks = []check{
 	{
 		Name: "registration of a cached buffer", Goal: "no verbs call",
-		Build: []string{"-p", "evenkeel-transport", "--lib"}, Target: "evenkeel_transport",
-		Tests: []string{"rdma::tests::mr_cache_registers_memory_once"},
+		Target: "evenkeel_transport",
+		Tests:  []string{"rdma::tests::mr_cache_registers_memory_once"},
 	},
 	{
 		Name: "one queue pair forced into error in the middle of a transfer, at either side, of two and of one", Goal: "the transfer finishes, every byte right",
-		Build: []string{"-p", "evenkeel-transport", "--lib"}, Target: "evenkeel_transport",
-		Tests: []string{"rdma::tests::queue_pair_failure_at_the_sender_loses_no_byte", "rdma::tests::queue_pair_failure_at_the_receiver_loses_no_byte"},
+		Target: "evenkeel_transport",
+		Tests:  []string{"rdma::tests::queue_pair_failure_at_the_sender_loses_no_byte", "rdma::tests::queue_pair_failure_at_the_receiver_loses_no_byte"},
 	},
 	{
 		Name: "all packets of a pair of ports lost in the middle of a transfer, and the port down", Goal: "the transfer finishes by another pair, every byte right",
-		Build: []string{"-p", "evenkeel-transport", "--lib"}, Target: "evenkeel_transport", Topology: vm.Rails,
+		Target: "evenkeel_transport", Topology: vm.Rails,
 		Tests: []string{"rdma::failover::tests::path_failure_under_load_loses_no_byte", "rdma::failover::tests::port_down_fails_over"},
 	},
 	{
 		Name: "all-reduces of three ranks through two reduction servers", Goal: "every element right",
-		Build: []string{"-p", "evenkeel-bench", "--test", "commands"}, Target: "commands",
-		Tests: []string{"rdma::rdma_reduction_servers_verify_each_element"},
+		Target: "commands",
+		Tests:  []string{"rdma::rdma_reduction_servers_verify_each_element"},
 	},
 	{
 		Name: "a reduction server killed", Goal: "an error at all ranks that names it",
-		Build: []string{"-p", "evenkeel-bench", "--test", "commands"}, Target: "commands",
-		Tests: []string{"rdma::rdma_killed_reduction_server_is_named"},
+		Target: "commands",
+		Tests:  []string{"rdma::rdma_killed_reduction_server_is_named"},
 	},
 	{
 		Name: "an outage of the only path, three times as long as the peer timeout", Goal: "the transfer finishes, every byte right",
-		Build: []string{"-p", "evenkeel-transport", "--lib"}, Target: "evenkeel_transport", Topology: vm.Rails,
+		Target: "evenkeel_transport", Topology: vm.Rails,
 		Tests: []string{"rdma::failover::tests::outage_of_the_only_path_is_outlived"},
 	},
 	{
 		Name: "memory that an idle pair pins, one connection in each direction", Goal: "at most 128 KiB with mlx5: 44 KiB measured here, and at most 80 KiB computed for its queues",
-		Build: []string{"-p", "evenkeel-transport", "--lib"}, Target: "evenkeel_transport",
-		Tests: []string{"rdma::tests::idle_pairs_pin_little_memory", "rdma::queue_pairs::tests::idle_pair_pins_little_memory_with_mlx5"},
+		Target: "evenkeel_transport",
+		Tests:  []string{"rdma::tests::idle_pairs_pin_little_memory", "rdma::queue_pairs::tests::idle_pair_pins_little_memory_with_mlx5"},
 	},
 	{
 		Name: "200 idle pairs", Goal: "at most 0.5 % of a processor, and less than two wake-ups a second",
-		Build: []string{"-p", "evenkeel-transport", "--lib"}, Target: "evenkeel_transport",
-		Tests: []string{"rdma::tests::idle_pairs_take_no_processor_time"},
+		Target: "evenkeel_transport",
+		Tests:  []string{"rdma::tests::idle_pairs_take_no_processor_time"},
 	},
 	{
 		Name: "receiver killed, or sender", Goal: "an error of all requests that names it, within the time set for verbs (here within 1 s)",
-		Build: []string{"-p", "evenkeel-nccl-plugin", "--test", "abi"}, Target: "abi",
-		Tests: []string{"peer_death::killed_receiver_fails_all_requests_of_the_sender", "peer_death::killed_sender_fails_all_requests_of_the_receiver"},
+		Target: "abi",
+		Tests:  []string{"peer_death::killed_receiver_fails_all_requests_of_the_sender", "peer_death::killed_sender_fails_all_requests_of_the_receiver"},
 	},
 }

@@ -144,15 +144,16 @@ func build(ctx context.Context, root string) (programs, error) {
 	}
 	c.Library, c.Driver = paths[0], paths[1]
 	// Tests load the library and start the servers of the debug build.
-	if _, err := cargo.Run(ctx, root, "build", "-p", "evenkeel-nccl-plugin", "-p", "evenkeel-reduction-server"); err != nil {
+	built, err := cargo.Everything(ctx, root)
+	if err != nil {
 		return c, err
 	}
 	for _, of := range checks {
-		built, err := cargo.Run(ctx, root, append([]string{"test", "--no-run"}, of.Build...)...)
+		test, err := built.Test(of.Target)
 		if err != nil {
 			return c, err
 		}
-		c.Tests[of.Target] = built.Executables[of.Target]
+		c.Tests[of.Target] = test.Path
 	}
 	return c, nil
 }

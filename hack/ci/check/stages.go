@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -16,6 +17,7 @@ import (
 
 	"evenkeel.dev/evenkeel/hack/ci/artifacts"
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+	"evenkeel.dev/evenkeel/hack/internal/cargo"
 )
 
 // A stage is one layer of tests.
@@ -50,7 +52,12 @@ var stages = []stage{
 		if err := stream(command(ctx, pluginDir(root), "cargo", "check", "--locked", "--manifest-path", "fuzz/Cargo.toml", "--lib", "--bins", "--target-dir", "target"), nil); err != nil {
 			return counts{}, err
 		}
-		rust, err := cargoTest(ctx, root, nil, "-p", "evenkeel-protocol", "-p", "evenkeel-tls", "-p", "evenkeel-diagnosis", "-p", "evenkeel-tuner", "-p", "evenkeel-verbs", "-p", "evenkeel-transport", "-p", "evenkeel-nccl-abi", "-p", "evenkeel-reduction-kernels", "-p", "evenkeel-reduction", "-p", "evenkeel-collectives", "-p", "evenkeel-c", "-p", "evenkeel-mpi")
+		rust, err := rustTests(ctx, root, func(test cargo.Test) bool { return !slices.Contains(pluginPackages, test.Package) })
+		if err != nil {
+			return rust, err
+		}
+		examples, err := cargoTest(ctx, root, nil, "--doc", "--workspace", "--exclude", "evenkeel-python")
+		rust.add(examples)
 		if err != nil {
 			return rust, err
 		}
@@ -66,11 +73,7 @@ var stages = []stage{
 		if err := toolbox.EnsurePrograms(ctx, os.Stderr, append(faults, redis...)); err != nil {
 			return counts{}, err
 		}
-		// The benchmark's tests load the library, so it is built first.
-		if err := stream(command(ctx, pluginDir(root), "cargo", "build", "--locked", "-p", "evenkeel-nccl-plugin", "-p", "evenkeel-reduction-server"), nil); err != nil {
-			return counts{}, err
-		}
-		return cargoTest(ctx, root, nil, "-p", "evenkeel-nccl-plugin", "-p", "evenkeel-reduction-server", "-p", "evenkeel-bench")
+		return rustTests(ctx, root, func(test cargo.Test) bool { return slices.Contains(pluginPackages, test.Package) })
 	}},
 	{"rdma", "verbs on soft-RoCE in a virtual machine", rdma},
 	{"rccl", "a real collective library, RCCL, over the plugin", rccl},
@@ -176,18 +179,48 @@ func goPackages(ctx context.Context, root, pattern string) ([]string, error) {
 	return packages, nil
 }
 
+// pluginPackages are those of stage plugin.
+var pluginPackages = []string{"crates/nccl-plugin", "crates/reduction-server", "crates/bench"}
+
+// rustTests builds the workspace, whose tests load the library and start the programs, and runs the chosen test programs.
+func rustTests(ctx context.Context, root string, chosen func(cargo.Test) bool) (counts, error) {
+	built, err := cargo.Everything(ctx, root)
+	if err != nil {
+		return counts{}, err
+	}
+	var n counts
+	var failed []error
+	for _, test := range built.Tests {
+		if !chosen(test) {
+			continue
+		}
+		fmt.Printf("\n%s: %s\n", test.Package, test.Target)
+		result, err := countRust(command(ctx, filepath.Join(pluginDir(root), test.Package), test.Path))
+		n.add(result)
+		if err != nil {
+			failed = append(failed, fmt.Errorf("%s of %s: %w", test.Target, test.Package, err))
+		}
+	}
+	return n, errors.Join(failed...)
+}
+
 // An ignored test of these two kinds does not count as skipped: another test runs it in a process of its own, or stage rdma runs it.
 const (
 	partOfAnother = "... ignored, part of another test"
 	inTheLab      = "... ignored, runs in the RDMA lab"
 )
 
-// cargoTest runs Rust tests, and counts them by the last line of each test binary.
+// cargoTest builds Rust tests with Cargo and runs them.
 func cargoTest(ctx context.Context, root string, env []string, args ...string) (counts, error) {
-	var n counts
-	closing := regexp.MustCompile(`^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored`)
 	cmd := command(ctx, pluginDir(root), "cargo", append([]string{"test", "--locked", "--no-fail-fast"}, args...)...)
 	cmd.Env = append(os.Environ(), env...)
+	return countRust(cmd)
+}
+
+// countRust runs Rust tests, and counts them by the last line of each test program.
+func countRust(cmd *exec.Cmd) (counts, error) {
+	var n counts
+	closing := regexp.MustCompile(`^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored`)
 	err := stream(cmd, func(line string) string {
 		if m := closing.FindStringSubmatch(line); m != nil {
 			n.add(counts{atoi(m[1]), atoi(m[2]), atoi(m[3])})

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 )
 
 // Library is the file name of the plugin.
@@ -16,16 +17,45 @@ const Library = "libnccl_net_evenkeel.so"
 
 // Built has the files that Cargo made.
 type Built struct {
-	// Executables are programs, and test binaries, by the names of their targets.
+	// Executables are programs, by the names of their targets.
 	Executables map[string]string
 	// Files are libraries and all others, by their own names.
 	Files map[string]string
+	// Tests are the test programs.
+	Tests []Test
+}
+
+// A Test is a test program: the unit tests of a library or a program, or those of a file or folder in tests/.
+type Test struct {
+	// Package is the folder of its package, in the workspace, such as crates/transport.
+	Package string
+	// Target is the name of what it tests, such as evenkeel_transport, or of its file or folder in tests/.
+	Target string
+	// Path is where Cargo put it. It is to run in the folder of its package.
+	Path string
+}
+
+// Test returns the test program of a target.
+func (b Built) Test(target string) (Test, error) {
+	i := slices.IndexFunc(b.Tests, func(test Test) bool { return test.Target == target })
+	if i < 0 {
+		return Test{}, fmt.Errorf("cargo build: it made no tests of %s", target)
+	}
+	return b.Tests[i], nil
+}
+
+// Everything builds all programs, libraries, examples and tests of the workspace, but for the Python package. Which features the
+// dependencies have follows from the packages that are built together: whoever builds one package, and then another, builds most of them
+// twice.
+func Everything(ctx context.Context, root string) (Built, error) {
+	return Run(ctx, root, "build", "--all-targets", "--workspace", "--exclude", "evenkeel-python")
 }
 
 // Run runs a subcommand of Cargo, such as "build", in the plugin's workspace, and returns what it made.
 func Run(ctx context.Context, root string, args ...string) (Built, error) {
 	cmd := exec.CommandContext(ctx, "cargo", append(args, "--locked", "--message-format", "json-render-diagnostics")...)
-	cmd.Dir, cmd.Stderr = filepath.Join(root, "plugin"), os.Stderr
+	workspace := filepath.Join(root, "plugin")
+	cmd.Dir, cmd.Stderr = workspace, os.Stderr
 	text, err := cmd.Output()
 	if err != nil {
 		return Built{}, fmt.Errorf("cargo %s: %w", args[0], err)
@@ -33,15 +63,25 @@ func Run(ctx context.Context, root string, args ...string) (Built, error) {
 	built := Built{Executables: map[string]string{}, Files: map[string]string{}}
 	for line := range bytes.Lines(text) {
 		var message struct {
-			Target     struct{ Name string }
-			Executable string
-			Filenames  []string
+			ManifestPath string `json:"manifest_path"`
+			Target       struct{ Name string }
+			Profile      struct{ Test bool }
+			Executable   string
+			Filenames    []string
 		}
 		if err := json.Unmarshal(line, &message); err != nil {
 			return Built{}, fmt.Errorf("cargo %s: %w in its messages", args[0], err)
 		}
-		if message.Executable != "" {
+		switch {
+		case message.Executable == "":
+		case !message.Profile.Test:
 			built.Executables[message.Target.Name] = message.Executable
+		default:
+			folder, err := filepath.Rel(workspace, filepath.Dir(message.ManifestPath))
+			if err != nil {
+				return Built{}, fmt.Errorf("cargo %s: package of %s: %w", args[0], message.Executable, err)
+			}
+			built.Tests = append(built.Tests, Test{folder, message.Target.Name, message.Executable})
 		}
 		for _, file := range message.Filenames {
 			built.Files[filepath.Base(file)] = file

@@ -43,7 +43,7 @@ func run(m *testing.M) (code int, err error) {
 	if err != nil {
 		return 1, err
 	}
-	built, err := cargo.Run(ctx, checkout, "build", "-p", "evenkeel-nccl-plugin", "-p", "evenkeel-reduction-server")
+	built, err := cargo.Everything(ctx, checkout)
 	if err != nil {
 		return 1, err
 	}
