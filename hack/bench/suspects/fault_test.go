@@ -101,7 +101,7 @@ func TestPageCountsWhatWasRightAndSaysWhatWasNot(t *testing.T) {
 		spent.Watching[pattern] = []float64{0.001, 0.002}
 		spent.Traffic[pattern], spent.Processor[pattern] = []float64{0.99, 1, 1.01}, []float64{1, 1.01, 1.02}
 	}
-	text := string(markdown(report{results: []result{right, wrong, cheap}, calm: calm, spent: spent}, options{seed: 1, hosts: hosts}, page.Source{}, machine.Machine{}))
+	text := string(markdown(report{results: []result{right, wrong, cheap}, calm: calm, spent: spent}, options{seed: 1, hosts: hosts, faults: 3}, page.Source{}, machine.Machine{}))
 	for _, want := range []string{
 		"Of 2 faults that cost the job at least 10 % of its traffic, 1 are right**, 1 wrong, and for 0 nobody was named",
 		"Of these, 1 in rings and 0 in all-to-alls say of a card that it is a path, or one of its cards",
@@ -131,9 +131,18 @@ func TestFaultsAreWeighedAgainstTheMiddleOfAllCalmJobsOfAPattern(t *testing.T) {
 	}
 }
 
+func TestRunWithoutFaultsHasAPageOfItsOwn(t *testing.T) {
+	calm := []quiet{{load: load{Pattern: ring, Detail: "nobody computes"}, Length: time.Hour}}
+	o := options{hosts: hosts}
+	text := string(markdown(report{calm: calm}, o, page.Source{}, machine.Machine{}))
+	if o.name() != "suspects-quiet.md" || !strings.Contains(text, "nobody is to blame") || !strings.Contains(text, "1.0 hours") {
+		t.Errorf("%s:\n%s", o.name(), text)
+	}
+}
+
 func TestPageOfAnInterruptedRunSaysSo(t *testing.T) {
 	calm := []quiet{{load: load{Pattern: ring, Detail: "nobody computes"}, Length: time.Hour}}
-	text := string(markdown(report{calm: calm, stopped: errors.New("a job ended")}, options{}, page.Source{}, machine.Machine{}))
+	text := string(markdown(report{calm: calm, stopped: errors.New("a job ended")}, options{faults: 300}, page.Source{}, machine.Machine{}))
 	if !strings.Contains(text, "ended early, so parts are missing: a job ended.") || !strings.Contains(text, "1.0 hours") {
 		t.Errorf("it does not say so:\n%s", text)
 	}

@@ -74,7 +74,9 @@ seed draws the same faults. A fault takes some 40 seconds, a minute where nobody
 		Example: `  go run ./hack/bench/suspects
   go run ./hack/bench/suspects --seed 7 --faults 20 --quiet 1m --output /tmp/suspects
   go run ./hack/bench/suspects --only "path|late" --faults 4 --quiet 0 --cost-pairs 0 --output /tmp/suspects
-  go run ./hack/bench/suspects --faults 0 --loads broadcast --quiet 2h --cost-pairs 0 --output /tmp/suspects`,
+  go run ./hack/bench/suspects --faults 0 --loads broadcast --quiet 2h --cost-pairs 0 --output /tmp/suspects
+
+Without faults, the page is suspects-quiet.md.`,
 		Args:         cobra.NoArgs,
 		SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
@@ -180,7 +182,7 @@ func run(ctx context.Context, out io.Writer, o options) error {
 		return r.stopped
 	}
 	// What took an hour to measure is not thrown away for what failed afterwards.
-	files := map[string][]byte{"suspects.md": markdown(r, o, source, host)}
+	files := map[string][]byte{o.name(): markdown(r, o, source, host)}
 	if len(r.results) > 0 {
 		files["suspects.svg"] = matrix(r.results)
 	}
