@@ -281,7 +281,7 @@ impl MessageMatcher {
                 if length > self.posted[at].into.length() {
                     return Err(ReceiveError::counts(length, self.posted[at].into.length()));
                 }
-                let posted = self.posted.swap_remove(at);
+                let posted = self.posted.remove(at); // those behind it keep their order
                 (posted.into.part(0, length), Destination::Posted(posted.request))
             } else if self.posted.iter().any(|posted| posted.key.contradicts(&header.key)) {
                 return Err(ReceiveError::operations());
@@ -430,6 +430,22 @@ pub(super) mod tests {
         assert!(!probe(&mut matcher) && posted.done() == Some(0));
         headers.lock().unwrap().push_back(Header { key: key(1), length: 0 });
         assert!(probe(&mut matcher), "a second message");
+    }
+
+    /// Messages of one tag go to the receives in the order in which these were posted.
+    #[test]
+    fn receives_of_one_key_complete_in_order() {
+        let link = Link::default();
+        let headers = Arc::clone(&link.headers);
+        let mut matcher = MessageMatcher { link: Some(Box::new(link)), ..Default::default() };
+        let requests: Vec<_> = (0..4).map(|_| matcher.post(key(0), Target::EMPTY)).collect();
+        for arrived in 1..=requests.len() {
+            headers.lock().unwrap().push_back(Header { key: key(0), length: 0 });
+            matcher.progress(None, |_| Ok(false), &mut false).unwrap();
+            let done: Vec<_> = requests.iter().map(|request| request.done().is_some()).collect();
+            let expected: Vec<_> = (0..requests.len()).map(|at| at < arrived).collect();
+            assert_eq!(done, expected, "after {arrived} messages");
+        }
     }
 
     #[test]
