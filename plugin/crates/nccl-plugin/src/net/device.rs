@@ -11,8 +11,9 @@ use evenkeel_nccl_abi::{
     VDeviceProperties,
 };
 use evenkeel_transport::sync::lock;
-use evenkeel_transport::{MAX_MESSAGE_BYTES, MAX_RECVS, MemoryTypes, Rail};
+use evenkeel_transport::{MAX_MESSAGE_BYTES, MemoryTypes, Rail};
 
+use super::shared_comms::max_recvs;
 use crate::error::{PluginError, guard};
 use crate::ffi::{device_index, handle_ref, out_param};
 use crate::plugin;
@@ -128,7 +129,7 @@ macro_rules! describe {
                     port: $device.port,
                     latency: 0.0,
                     max_comms: MAX_COMMS,
-                    max_recvs: MAX_RECVS as c_int,
+                    max_recvs: max_recvs(),
                     $($more)*
                 }
             }

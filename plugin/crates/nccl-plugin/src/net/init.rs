@@ -6,6 +6,7 @@ use std::sync::Arc;
 use evenkeel_nccl_abi::{Attributes, CommConfig, Logger, NcclResult, ProfilerCallback};
 
 use super::context::Context;
+use super::shared_comms;
 use crate::error::guard;
 use crate::ffi::{handle_ref, out_param, take_arc};
 use crate::logger::LOG;
@@ -13,6 +14,7 @@ use crate::{plugin, profiler};
 
 pub(super) unsafe extern "C" fn init_v6(logger: Option<Logger>) -> NcclResult {
     LOG.set(logger);
+    shared_comms::note_caller(logger);
     guard("init", plugin::init_global)
 }
 
@@ -23,6 +25,7 @@ pub(super) unsafe extern "C" fn init_v10(
 ) -> NcclResult {
     LOG.set(logger);
     profiler::set(profiler);
+    shared_comms::note_caller(logger);
     guard("init", plugin::init_global)
 }
 
@@ -36,6 +39,7 @@ pub(super) unsafe extern "C" fn init_v11(
 ) -> NcclResult {
     LOG.set(logger);
     profiler::set(profiler);
+    shared_comms::note_recent_caller();
     guard("init", || {
         // SAFETY: NCCL passes a valid out-pointer for the context.
         let out = unsafe { out_param(context, "context") }?;

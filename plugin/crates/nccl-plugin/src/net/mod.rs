@@ -9,6 +9,7 @@ pub(crate) mod device;
 mod init;
 pub(crate) mod memory;
 mod request;
+mod shared_comms;
 mod vtable;
 
 use std::ffi::CStr;

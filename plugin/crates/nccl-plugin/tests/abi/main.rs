@@ -27,6 +27,7 @@ mod proxy;
 mod raw_peer;
 mod receive_polling;
 mod registrations;
+mod shared_comms;
 mod tables;
 mod traffic_class;
 mod tuner;

@@ -96,7 +96,7 @@ macro_rules! check_properties {
         // That of a card, where there is one; else the device's number.
         assert_eq!(properties.guid != 0, in_rdma_lab());
         assert!(properties.speed > 0);
-        assert_eq!((properties.ptr_support, properties.max_recvs), (PTR_HOST, 8));
+        assert_eq!(properties.ptr_support, PTR_HOST);
         assert!(properties.max_comms > 1000);
         $(assert_eq!(properties.$field, $value, stringify!($field));)*
         properties
