@@ -68,7 +68,7 @@ fn version_of(logger: Logger) -> Option<c_int> {
     let function = unsafe { libc::dlsym(library, c"ncclGetVersion".as_ptr()) };
     let mut version = 0;
     let is_known = !function.is_null() && {
-        // SAFETY: `nccl.h` declares it so. `Option` of a function has the size of a pointer, and this one is not null.
+        // SAFETY: `nccl.h` declares it so. A function's pointer has the size of any other, and this one is not null.
         let get_version = unsafe {
             mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_int) -> c_int>(function)
         };
