@@ -1,6 +1,9 @@
 # Every target calls one program; `make help` lists them.
 .DEFAULT_GOAL := help
 GO := GOTOOLCHAIN=local go
+# Those of all programs, so that what they share is compiled once (hack/cluster/toolbox/build.go).
+export GOFLAGS := -trimpath -gcflags=all=-dwarf=false
+export CGO_ENABLED := 0
 
 .PHONY: help
 help: ## This list
@@ -9,7 +12,8 @@ help: ## This list
 .PHONY: demo
 demo: ## Annotated PyTorchJobs over Evenkeel on a real cluster (CLUSTER=existing REGISTRY=... for your own; TRAIN=false without PyTorch)
 	@echo "compiling the demo (a minute or two the first time)"
-	@$(GO) run ./hack/demo --cluster $(or $(CLUSTER),local) $(if $(TRAIN),--train=$(TRAIN)) $(if $(REGISTRY),--registry $(REGISTRY))
+	@GOGC=off GOMEMLIMIT=2GiB $(GO) build -o dist/demo ./hack/demo
+	@dist/demo --cluster $(or $(CLUSTER),local) $(if $(TRAIN),--train=$(TRAIN)) $(if $(REGISTRY),--registry $(REGISTRY))
 
 .PHONY: test
 test: ## All tests: unit, plugin, rdma, rccl, python, operator, chart, e2e

@@ -47,6 +47,9 @@ var programs = []toolbox.Program{
 	{Name: "runc", Package: "runc"},
 }
 
+// Tools are the names of what a cluster runs from the toolbox.
+var Tools = []string{"kubernetes", "etcd", "containerd", "coredns", "pause"}
+
 // Up starts a cluster, or returns the one of that name if it runs with the same settings. A cluster that does not answer is taken
 // down and restarted. If ctx ends before the cluster is up, it is removed.
 func Up(ctx context.Context, c Config) (*Cluster, error) {
@@ -224,12 +227,12 @@ func findTools(ctx context.Context, c Config) (t tools, err error) {
 	if err != nil {
 		return t, err
 	}
-	for name, dir := range map[string]*string{
-		"kubernetes": &t.Kubernetes, "etcd": &t.Etcd, "containerd": &t.Containerd, "coredns": &t.CoreDNS, "pause": &t.Pause,
-	} {
-		if *dir, err = box.Dir(ctx, name); err != nil {
-			return t, err
-		}
+	dirs, err := box.Dirs(ctx, Tools...)
+	if err != nil {
+		return t, err
+	}
+	for i, dir := range []*string{&t.Kubernetes, &t.Etcd, &t.Containerd, &t.CoreDNS, &t.Pause} {
+		*dir = dirs[i]
 	}
 	return t, nil
 }

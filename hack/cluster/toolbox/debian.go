@@ -25,9 +25,21 @@ type Program struct {
 // EnsurePrograms installs the Debian packages of programs that the machine lacks, and reports which. Where it cannot (not Debian,
 // not root, no package source), the error names the packages to install by hand.
 func EnsurePrograms(ctx context.Context, progress io.Writer, programs []Program) error {
+	if len(missing(programs)) == 0 {
+		return nil
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return fmt.Errorf("cache: %w", err)
+	}
+	unlock, err := Lock(ctx, filepath.Join(cache, "evenkeel", "tools", "apt.lock"), func() {})
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	absent := missing(programs)
 	if len(absent) == 0 {
-		return nil
+		return nil // another run has installed them meanwhile
 	}
 	list := strings.Join(absent, " ")
 	byHand := fmt.Sprintf("install them by hand and run this again: apt-get install --no-install-recommends %s", list)

@@ -1,6 +1,7 @@
 package toolbox
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/mod/modfile"
 )
@@ -19,6 +21,9 @@ import (
 // go.sum the content; the recipe has the programs to compile and the folders to keep.
 type recipe struct {
 	name string
+	// group is the folder of a module that several tools share; empty for a tool whose folder has its own name. Tools of one group use
+	// the same versions of their dependencies, and one "go build" makes all that are wanted: each dependency is compiled once.
+	group string
 	// module is the Go module whose required version is the tool's version;
 	// empty for a tool whose source is the recipe folder itself.
 	module string
@@ -30,9 +35,12 @@ type recipe struct {
 	keep map[string]string
 	// ldflags returns further linker flags for the given version; may be nil.
 	ldflags func(version string) []string
-	// estimate is the time of a first build on two cores, for the progress line.
-	estimate string
+	// estimate is the processor time of a first build, for the progress line.
+	estimate time.Duration
 }
+
+// clusterGroup is the group of what every local cluster runs.
+const clusterGroup = "cluster"
 
 // A binary is one program of a tool.
 type binary struct {
@@ -43,124 +51,129 @@ type binary struct {
 var recipes = []recipe{
 	{
 		name:     "kubernetes",
+		group:    clusterGroup,
 		module:   "k8s.io/kubernetes",
-		binaries: []binary{{"kubernetes", "."}},
+		binaries: []binary{{"kubernetes", "./kubernetes"}},
 		links:    []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"},
 		ldflags:  kubernetesVersionFlags,
-		estimate: "6 to 15 minutes on 2 cores",
+		estimate: 9 * time.Minute,
 	},
 	{
 		name:     "etcd",
+		group:    clusterGroup,
 		module:   "go.etcd.io/etcd/server/v3",
-		binaries: []binary{{"etcd", "."}},
-		estimate: "1 minute on 2 cores",
+		binaries: []binary{{"etcd", "./etcd"}},
+		estimate: 40 * time.Second,
 	},
 	{
 		name:   "containerd",
+		group:  clusterGroup,
 		module: "github.com/containerd/containerd/v2",
 		binaries: []binary{
 			{"containerd", "github.com/containerd/containerd/v2/cmd/containerd"},
 			{"containerd-shim-runc-v2", "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2"},
 			{"ctr", "github.com/containerd/containerd/v2/cmd/ctr"},
 		},
-		estimate: "1 to 3 minutes on 2 cores",
+		estimate: time.Minute,
 	},
 	{
 		name:     "coredns",
+		group:    clusterGroup,
 		module:   "github.com/coredns/coredns",
-		binaries: []binary{{"coredns", "."}},
-		estimate: "1 to 2 minutes on 2 cores",
+		binaries: []binary{{"coredns", "./coredns"}},
+		estimate: 30 * time.Second,
 	},
 	{
 		name:     "training-operator",
 		module:   "github.com/kubeflow/training-operator",
 		binaries: []binary{{"training-operator", "github.com/kubeflow/training-operator/cmd/training-operator.v1"}},
 		keep:     map[string]string{"manifests": "manifests"},
-		estimate: "1 to 3 minutes on 2 cores",
+		estimate: 2 * time.Minute,
 	},
 	{
 		name:     "mpi-operator",
 		module:   "github.com/kubeflow/mpi-operator",
 		binaries: []binary{{"mpi-operator", "github.com/kubeflow/mpi-operator/cmd/mpi-operator"}},
 		keep:     map[string]string{"manifests": "manifests"},
-		estimate: "1 to 5 minutes on 2 cores",
+		estimate: 4 * time.Minute,
 	},
 	{
 		name:     "kueue",
 		module:   "sigs.k8s.io/kueue",
 		binaries: []binary{{"kueue", "sigs.k8s.io/kueue/cmd/kueue"}},
 		keep:     map[string]string{"manifests": "config"},
-		estimate: "4 to 10 minutes on 2 cores",
+		estimate: 10 * time.Minute,
 	},
 	{
 		name:     "jobset",
 		module:   "sigs.k8s.io/jobset",
 		binaries: []binary{{"jobset", "sigs.k8s.io/jobset"}},
 		keep:     map[string]string{"manifests": "config"},
-		estimate: "1 to 3 minutes on 2 cores",
+		estimate: 3 * time.Minute,
 	},
 	{
 		name:     "lws",
 		module:   "sigs.k8s.io/lws",
 		binaries: []binary{{"lws", "sigs.k8s.io/lws/cmd"}},
 		keep:     map[string]string{"manifests": "config"},
-		estimate: "1 to 3 minutes on 2 cores",
+		estimate: 3 * time.Minute,
 	},
 	{
 		name:     "trainer",
 		module:   "github.com/kubeflow/trainer/v2",
 		binaries: []binary{{"trainer", "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager"}},
 		keep:     map[string]string{"manifests": "manifests"},
-		estimate: "2 to 4 minutes on 2 cores",
+		estimate: 4 * time.Minute,
 	},
 	{
 		name:     "kuberay",
 		module:   "github.com/ray-project/kuberay/ray-operator",
 		binaries: []binary{{"kuberay", "github.com/ray-project/kuberay/ray-operator"}},
 		keep:     map[string]string{"manifests": "config"},
-		estimate: "2 to 4 minutes on 2 cores",
+		estimate: 4 * time.Minute,
 	},
 	{
 		name:     "helm",
+		group:    clusterGroup,
 		module:   "helm.sh/helm/v4",
 		binaries: []binary{{"helm", "helm.sh/helm/v4/cmd/helm"}},
-		estimate: "1 to 3 minutes on 2 cores",
+		estimate: time.Minute,
 	},
 	{
 		name:     "syft",
 		module:   "github.com/anchore/syft",
 		binaries: []binary{{"syft", "github.com/anchore/syft/cmd/syft"}},
 		ldflags:  func(version string) []string { return []string{"-X", "main.version=" + version} },
-		estimate: "3 to 6 minutes on 2 cores",
+		estimate: 8 * time.Minute,
 	},
 	{
 		name:     "cosign",
 		module:   "github.com/sigstore/cosign/v3",
 		binaries: []binary{{"cosign", "github.com/sigstore/cosign/v3/cmd/cosign"}},
-		estimate: "3 to 6 minutes on 2 cores",
+		estimate: 8 * time.Minute,
 	},
 	{
 		name:     "krew",
 		module:   "sigs.k8s.io/krew",
 		binaries: []binary{{"krew", "sigs.k8s.io/krew/cmd/krew"}},
-		estimate: "1 minute on 2 cores",
+		estimate: 90 * time.Second,
 	},
 	{
 		name:     "govulncheck",
 		module:   "golang.org/x/vuln",
 		binaries: []binary{{"govulncheck", "golang.org/x/vuln/cmd/govulncheck"}},
-		estimate: "1 minute on 2 cores",
+		estimate: time.Minute,
 	},
 	{
 		name:     "wireguard",
 		module:   "golang.zx2c4.com/wireguard",
 		binaries: []binary{{"wireguard-go", "golang.zx2c4.com/wireguard"}},
-		estimate: "half a minute",
+		estimate: 40 * time.Second,
 	},
 	{
 		name:     "pause",
 		binaries: []binary{{"pause", "."}},
-		estimate: "a few seconds",
+		estimate: time.Second,
 	},
 }
 
@@ -220,6 +233,11 @@ func (r recipe) version(folder string) (string, error) {
 	return "", fmt.Errorf("recipe of %s: %s does not require %s", r.name, path, r.module)
 }
 
+// folder is the folder of the module that the tool is built from.
+func (r recipe) folder(root string) string {
+	return filepath.Join(root, "hack", "cluster", "tools", cmp.Or(r.group, r.name))
+}
+
 // key is the name of the tool's folder in the cache. It changes with every input of the build, so an existing folder needs no check.
 func (r recipe) key(folder, version string) (string, error) {
 	hash := sha256.New()
@@ -227,10 +245,16 @@ func (r recipe) key(folder, version string) (string, error) {
 	if r.ldflags != nil {
 		fmt.Fprintln(hash, r.ldflags(version))
 	}
-	for _, name := range []string{"go.mod", "go.sum", "main.go"} {
+	names := []string{"go.mod", "go.sum"}
+	for _, b := range r.binaries {
+		if strings.HasPrefix(b.pkg, ".") { // the others are packages of other modules
+			names = append(names, filepath.Join(b.pkg, "main.go"))
+		}
+	}
+	for _, name := range names {
 		text, err := os.ReadFile(filepath.Join(folder, name))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // a recipe whose programs are the module's own has no main.go
+		if errors.Is(err, fs.ErrNotExist) && name == "go.sum" {
+			continue // a module without dependencies has none
 		}
 		if err != nil {
 			return "", fmt.Errorf("recipe of %s: %w", r.name, err)

@@ -69,42 +69,74 @@ func Names() []string {
 // Dir returns the folder of the named tool, building the tool first if it is
 // not in the cache. The name is a tool's or one of its programs'.
 func (t *Toolbox) Dir(ctx context.Context, name string) (string, error) {
-	r, err := findRecipe(name)
+	dirs, err := t.Dirs(ctx, name)
 	if err != nil {
 		return "", err
 	}
-	folder := filepath.Join(t.root, "hack", "cluster", "tools", r.name)
-	version, err := r.version(folder)
-	if err != nil {
-		return "", err
-	}
-	if t.ready != "" {
-		if found, err := takeReady(ctx, r, version, t.ready); err != nil || found {
-			return t.ready, err
+	return dirs[0], nil
+}
+
+// Dirs is Dir for several tools. Those of one group that are missing are built together, which takes less time than one after another.
+func (t *Toolbox) Dirs(ctx context.Context, names ...string) ([]string, error) {
+	dirs := make([]string, len(names))
+	wanted := map[string][]job{} // by the folder of their module
+	for i, name := range names {
+		r, err := findRecipe(name)
+		if err != nil {
+			return nil, err
+		}
+		folder := r.folder(t.root)
+		version, err := r.version(folder)
+		if err != nil {
+			return nil, err
+		}
+		if t.ready != "" {
+			found, err := takeReady(ctx, r, version, t.ready)
+			if err != nil {
+				return nil, err
+			}
+			if found {
+				dirs[i] = t.ready
+				continue
+			}
+		}
+		key, err := r.key(folder, version)
+		if err != nil {
+			return nil, err
+		}
+		dirs[i] = filepath.Join(t.cache, key)
+		if !exists(dirs[i]) {
+			wanted[folder] = append(wanted[folder], job{r, version, dirs[i]})
 		}
 	}
-	key, err := r.key(folder, version)
-	if err != nil {
-		return "", err
+	for folder, jobs := range wanted {
+		if err := t.make(ctx, folder, jobs); err != nil {
+			return nil, err
+		}
 	}
-	dir := filepath.Join(t.cache, key)
-	if exists(dir) {
-		return dir, nil
+	return dirs, nil
+}
+
+// make builds tools of one folder, unless another run has built them meanwhile.
+func (t *Toolbox) make(ctx context.Context, folder string, jobs []job) error {
+	// All runs lock in the same order, so that two of them never wait for each other.
+	slices.SortFunc(jobs, func(a, b job) int { return strings.Compare(a.dir, b.dir) })
+	jobs = slices.CompactFunc(jobs, func(a, b job) bool { return a.dir == b.dir })
+	for _, j := range jobs {
+		unlock, err := Lock(ctx, j.dir+".lock", func() { fmt.Fprintf(t.progress, "waiting: another run builds %s\n", j) })
+		if err != nil {
+			return err
+		}
+		defer unlock()
 	}
-	unlock, err := Lock(ctx, dir+".lock", func() {
-		fmt.Fprintf(t.progress, "waiting: another run builds %s %s\n", r.name, version)
-	})
-	if err != nil {
-		return "", err
+	jobs = slices.DeleteFunc(jobs, func(j job) bool { return exists(j.dir) })
+	if len(jobs) == 0 {
+		return nil
 	}
-	defer unlock()
-	if exists(dir) {
-		return dir, nil
+	if err := build(ctx, folder, jobs, t.progress); err != nil {
+		return fmt.Errorf("build %s: %w", jobs[0], err)
 	}
-	if err := build(ctx, r, version, folder, dir, t.progress); err != nil {
-		return "", fmt.Errorf("build %s %s: %w", r.name, version, err)
-	}
-	return dir, nil
+	return nil
 }
 
 // Path returns the path of a program, building its tool first if needed. A
@@ -134,22 +166,24 @@ func (t *Toolbox) Version(name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return r.version(filepath.Join(t.root, "hack", "cluster", "tools", r.name))
+	return r.version(r.folder(t.root))
 }
 
 // Envtest returns a folder with kube-apiserver, etcd and kubectl in it: what
 // controller-runtime's envtest expects in KUBEBUILDER_ASSETS.
 func (t *Toolbox) Envtest(ctx context.Context) (string, error) {
+	dirs, err := t.Dirs(ctx, "kubernetes", "etcd")
+	if err != nil {
+		return "", err
+	}
 	programs := []string{"kube-apiserver", "kubectl", "etcd"}
-	targets := make([]string, len(programs))
-	for i, program := range programs {
-		path, err := t.Path(ctx, program)
+	var targets []string
+	for i, dir := range []string{dirs[0], dirs[0], dirs[1]} {
+		target, err := filepath.Abs(filepath.Join(dir, programs[i]))
 		if err != nil {
 			return "", err
 		}
-		if targets[i], err = filepath.Abs(path); err != nil {
-			return "", err
-		}
+		targets = append(targets, target)
 	}
 	// The name has both versions, as two checkouts with different ones must not change each other's folder.
 	kubernetes, err := t.Version("kubernetes")

@@ -5,15 +5,19 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/mod/modfile"
 )
 
 // tiny is a recipe that builds quickly and needs no network.
-var tiny = recipe{name: "tiny", binaries: []binary{{"tiny", "."}}, links: []string{"alias"}, estimate: "a moment"}
+var tiny = recipe{name: "tiny", binaries: []binary{{"tiny", "."}}, links: []string{"alias"}, estimate: time.Second}
 
 // writeRecipe writes tiny's folder with the given main.go.
 func writeRecipe(t *testing.T, source string) string {
@@ -33,7 +37,7 @@ func TestRecipesPinVersions(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, r := range recipes {
-		folder := filepath.Join(root, "hack", "cluster", "tools", r.name)
+		folder := r.folder(root)
 		version, err := r.version(folder)
 		if err != nil {
 			t.Error(err)
@@ -48,6 +52,93 @@ func TestRecipesPinVersions(t *testing.T) {
 		if r.module != "" && !exists(filepath.Join(folder, "go.sum")) {
 			t.Errorf("%s: no go.sum: its content is not pinned", r.name)
 		}
+	}
+}
+
+// One "go build" of several packages names each program after its package.
+func TestGroupedProgramsHaveTheNamesOfTheirPackages(t *testing.T) {
+	for _, r := range recipes {
+		for _, b := range r.binaries {
+			if r.group != "" && path.Base(b.pkg) != b.name {
+				t.Errorf("%s: package %s would become %s, not %s", r.name, b.pkg, path.Base(b.pkg), b.name)
+			}
+		}
+	}
+}
+
+// What the local cluster runs and Evenkeel's own programs share most of their dependencies. With other versions, or other flags, each
+// would be compiled twice: minutes of "make demo".
+func TestClusterSharesDependenciesWithEvenkeel(t *testing.T) {
+	root, err := Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	versions := func(path string) map[string]string {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file, err := modfile.Parse(path, text, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := map[string]string{}
+		for _, require := range file.Require {
+			found[require.Mod.Path] = require.Mod.Version
+		}
+		return found
+	}
+	cluster := versions(filepath.Join(root, "hack", "cluster", "tools", clusterGroup, "go.mod"))
+	shared := 0
+	for module, version := range versions(filepath.Join(root, "go.mod")) {
+		if other, ok := cluster[module]; ok {
+			shared++
+			if other != version {
+				t.Errorf("%s is %s in go.mod, and %s in hack/cluster/tools/%s/go.mod", module, version, other, clusterGroup)
+			}
+		}
+	}
+	if shared < 50 {
+		t.Errorf("%d shared modules: the files were not read", shared)
+	}
+	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{"export GOFLAGS := " + GoFlags, "export CGO_ENABLED := 0"} {
+		if !strings.Contains(string(makefile), "\n"+line+"\n") {
+			t.Errorf("the Makefile lacks %q", line)
+		}
+	}
+}
+
+func TestToolsOfOneFolderAreBuiltTogether(t *testing.T) {
+	folder := writeRecipe(t, "package main\n\nfunc main() {}\n")
+	parent := t.TempDir()
+	var jobs []job
+	for _, name := range []string{"hello", "bye"} {
+		if err := os.Mkdir(filepath.Join(folder, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		source := "package main\n\nvar version string\n\nfunc main() { print(\"" + name + " \" + version) }\n"
+		if err := os.WriteFile(filepath.Join(folder, name, "main.go"), []byte(source), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		jobs = append(jobs, job{recipe{name: name, binaries: []binary{{name, "./" + name}}}, "v1", filepath.Join(parent, name)})
+	}
+	jobs[0].ldflags = func(version string) []string { return []string{"-X", "main.version=" + version} }
+	var progress bytes.Buffer
+	if err := build(t.Context(), folder, jobs, &progress); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"hello": "hello v1", "bye": "bye "} {
+		out, err := exec.CommandContext(t.Context(), filepath.Join(parent, name, name)).CombinedOutput()
+		if err != nil || string(out) != want {
+			t.Errorf("%s printed %q (%v), not %q", name, out, err, want)
+		}
+	}
+	if !strings.Contains(progress.String(), "built hello v1, bye v1 in") {
+		t.Errorf("progress was %q", progress.String())
 	}
 }
 
@@ -80,16 +171,16 @@ func TestRecipeKeyChangesWithInputs(t *testing.T) {
 func TestBuildIsComplete(t *testing.T) {
 	folder := writeRecipe(t, "package main\n\nfunc main() { println(\"tiny runs\") }\n")
 	cache := t.TempDir()
-	dir := filepath.Join(cache, "tiny")
+	one := job{tiny, "v1", filepath.Join(cache, "tiny")}
 	if err := os.Mkdir(filepath.Join(cache, ".tiny-killed"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	var progress bytes.Buffer
-	if err := build(t.Context(), tiny, "v1", folder, dir, &progress); err != nil {
+	if err := build(t.Context(), folder, []job{one}, &progress); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range tiny.programs() {
-		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode()&0o111 == 0 {
+		if info, err := os.Stat(filepath.Join(one.dir, name)); err != nil || info.Mode()&0o111 == 0 {
 			t.Errorf("%s: %v, %v", name, info, err)
 		}
 	}
@@ -104,7 +195,7 @@ func TestBuildIsComplete(t *testing.T) {
 func TestBuildFailureLeavesNothing(t *testing.T) {
 	folder := writeRecipe(t, "package main\n\nfunc main() { undefinedThing() }\n")
 	parent := t.TempDir()
-	err := build(t.Context(), tiny, "v1", folder, filepath.Join(parent, "tiny"), &bytes.Buffer{})
+	err := build(t.Context(), folder, []job{{tiny, "v1", filepath.Join(parent, "tiny")}}, &bytes.Buffer{})
 	if err == nil || !strings.Contains(err.Error(), "undefinedThing") {
 		t.Errorf("error was %v", err)
 	}
