@@ -23,6 +23,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sync/errgroup"
+
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
@@ -85,7 +87,11 @@ func (b Builder) Dist(ctx context.Context) error {
 		return fmt.Errorf("create dist: %w", err)
 	}
 	b.report("building the plugin, evenkeel-bench, the library for nccl-tests and the reduction server (cargo, release)")
-	built, err := release(ctx, root, b.progress(), b.arch())
+	t, err := newToolchain(ctx, root, b.progress(), b.arch())
+	if err != nil {
+		return err
+	}
+	built, err := t.programs(ctx, b.progress(), b.Stamp)
 	if err != nil {
 		return err
 	}
@@ -108,7 +114,7 @@ func (b Builder) Dist(ctx context.Context) error {
 	if err := mpiHome(root, filepath.Join(dist, "mpi")); err != nil {
 		return err
 	}
-	wheel, err := wheelWith(ctx, root, b.progress(), b.arch(), filepath.Join(root, "dist", "wheel"), filepath.Join(built, "libnccl_net_evenkeel.so"))
+	wheel, err := t.wheel(ctx, b.progress(), filepath.Join(root, "dist", "wheel"), filepath.Join(built, "libnccl_net_evenkeel.so"))
 	if err != nil {
 		return err
 	}
@@ -125,11 +131,11 @@ func (b Builder) Dist(ctx context.Context) error {
 // Go builds programs of the operator's module for an operating system and a processor: static, and without paths of this machine.
 // To is a file, or a folder with a slash behind it.
 func (b Builder) Go(ctx context.Context, root, goos, goarch, to string, packages ...string) error {
-	args := []string{"build", "-trimpath", "-ldflags", "-s -w", "-o", to}
+	args := []string{"build", "-ldflags", "-s -w", "-o", to}
 	if b.Stamp {
 		args = append(args, "-buildvcs=true")
 	}
-	return b.run(ctx, root, []string{"CGO_ENABLED=0", "GOOS=" + goos, "GOARCH=" + goarch}, "go", append(args, packages...)...)
+	return b.run(ctx, root, []string{"CGO_ENABLED=0", "GOFLAGS=" + toolbox.GoFlags, "GOOS=" + goos, "GOARCH=" + goarch}, "go", append(args, packages...)...)
 }
 
 // arch is the processor that is built for.
@@ -197,7 +203,8 @@ func (b Builder) debianRelease(ctx context.Context, root, release, name string) 
 	if b.has(ctx, name, key) {
 		return b.id(ctx, name)
 	}
-	dir := filepath.Join(root, b.Folder(), "base")
+	i.args = []string{"BASE=" + filepath.Join(b.Folder(), "base-"+release)}
+	dir := filepath.Join(root, b.Folder(), "base-"+release)
 	defer os.RemoveAll(dir) // best effort: the image has it
 	if err := b.debootstrap(ctx, release, dir, "--arch="+b.arch()); err != nil {
 		return "", err
@@ -397,10 +404,11 @@ func (b Builder) ready(ctx context.Context) error {
 	if err := toolbox.EnsurePrograms(ctx, b.progress(), []toolbox.Program{{Name: "buildah", Package: "buildah"}}); err != nil {
 		return err
 	}
-	if err := b.Dist(ctx); err != nil {
-		return err
-	}
-	return b.mpi(ctx)
+	// Compilers use the processors, and the base waits for downloads and the disk.
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return b.Dist(ctx) })
+	group.Go(func() error { return b.mpi(ctx) })
+	return group.Wait()
 }
 
 // An image is one Dockerfile of the checkout.

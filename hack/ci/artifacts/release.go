@@ -22,60 +22,93 @@ const (
 	GlibcVersion = "2.28"
 
 	// zig's linker brings the symbol versions of every glibc, so no sysroot of an old distribution is needed.
-	zigVersion      = "0.17.1"
-	zigbuildVersion = "0.24.0"
+	zigVersion = "0.17.1"
 
 	// cargo-auditable writes the list of crates into each binary, where scanners of images look for it.
 	auditableVersion = "0.7.7"
 )
 
-// shippingTool returns the path of cargo-zigbuild or maturin, in one virtual environment that has zig too.
-func shippingTool(ctx context.Context, progress io.Writer, program string) (string, error) {
-	return toolbox.PythonTool(ctx, progress, "cargo-zigbuild", zigbuildVersion, program, "ziglang=="+zigVersion, "maturin=="+maturinVersion)
-}
-
-// zigEnv is the environment in which cargo finds its programs, and the zig that lies beside one of them.
-func zigEnv(programs ...string) []string {
-	var path []string
-	for _, p := range programs {
-		path = append(path, filepath.Dir(p))
-	}
-	return append(os.Environ(), "PATH="+strings.Join(append(path, os.Getenv("PATH")), string(os.PathListSeparator)))
-}
-
 // shipped are the packages of the plugin's workspace that are in images and wheels. They are built together: cargo chooses the features
 // of what they share by all of them, so that the plugin has the same bytes everywhere.
 var shipped = []string{"evenkeel-nccl-plugin", "evenkeel-bench", "evenkeel-mpi", "evenkeel-reduction-server"}
 
-// release builds the shipped packages for a processor that Go names: optimized, for glibc of [GlibcVersion] or later, with the list of
-// its crates in each binary, and without paths of this machine. It returns the folder in which cargo leaves them.
-func release(ctx context.Context, root string, progress io.Writer, goarch string) (string, error) {
-	program, err := shippingTool(ctx, progress, "cargo-zigbuild")
-	if err != nil {
-		return "", err
-	}
-	auditable, err := toolbox.CargoTool(ctx, progress, "cargo-auditable", auditableVersion)
-	if err != nil {
-		return "", err
-	}
+// A toolchain builds what is shipped for one processor. Cargo and maturin use the same linker, flags and folder, so that what the
+// programs and the Python package share is compiled once.
+type toolchain struct {
+	root, target, folder string
+	maturin              string
+	env                  []string
+}
+
+// newToolchain installs what is missing of the toolchain for a processor that Go names.
+func newToolchain(ctx context.Context, root string, progress io.Writer, goarch string) (*toolchain, error) {
 	target, err := rustTarget(goarch)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	if err := standardLibrary(ctx, progress, target); err != nil {
-		return "", err
+		return nil, err
 	}
-	folder := targetFolder(root)
-	args := []string{"auditable", "zigbuild", "--release", "--locked", "--target", target + "." + GlibcVersion}
+	// In one virtual environment, where maturin finds zig.
+	maturin, err := toolbox.PythonTool(ctx, progress, "maturin", maturinVersion, "maturin", "ziglang=="+zigVersion)
+	if err != nil {
+		return nil, err
+	}
+	t := &toolchain{root: root, target: target, folder: targetFolder(root), maturin: maturin}
+	processor, _, _ := strings.Cut(target, "-")
+	linker, err := t.script("cc", fmt.Sprintf("zig cc -- -fno-sanitize=all -target %s-linux-gnu.%s", processor, GlibcVersion))
+	if err != nil {
+		return nil, err
+	}
+	archiver, err := t.script("ar", "zig ar --")
+	if err != nil {
+		return nil, err
+	}
+	name := strings.ReplaceAll(target, "-", "_")
+	t.env = append(os.Environ(), withoutPaths(root, t.folder),
+		"CARGO_TARGET_"+strings.ToUpper(name)+"_LINKER="+linker, "CC_"+name+"="+linker, "AR_"+name+"="+archiver,
+		"PATH="+filepath.Dir(maturin)+string(os.PathListSeparator)+os.Getenv("PATH"))
+	return t, nil
+}
+
+// script writes a program that runs a command of maturin, and returns its path.
+func (t *toolchain) script(name, command string) (string, error) {
+	path := filepath.Join(t.folder, "zig", t.target+"-"+name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return "", fmt.Errorf("linker: %w", err)
+	}
+	text := fmt.Appendf(nil, "#!/bin/sh\nexec %q %s \"$@\"\n", t.maturin, command)
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, text) {
+		return path, nil // another run may be using it
+	}
+	if err := os.WriteFile(path, text, 0o755); err != nil {
+		return "", fmt.Errorf("linker: %w", err)
+	}
+	return path, nil
+}
+
+// programs builds the shipped packages: optimized, for glibc of [GlibcVersion] or later, without paths of this machine, and with the list
+// of its crates in each binary if listed. It returns the folder in which cargo leaves them.
+func (t *toolchain) programs(ctx context.Context, progress io.Writer, listed bool) (string, error) {
+	args := []string{"build", "--release", "--locked", "--target", t.target}
+	env := t.env
+	if listed {
+		auditable, err := toolbox.CargoTool(ctx, progress, "cargo-auditable", auditableVersion)
+		if err != nil {
+			return "", err
+		}
+		args = append([]string{"auditable"}, args...)
+		env = append(env, "PATH="+filepath.Dir(auditable)+string(os.PathListSeparator)+filepath.Dir(t.maturin)+string(os.PathListSeparator)+os.Getenv("PATH"))
+	}
 	for _, p := range shipped {
 		args = append(args, "-p", p)
 	}
 	cmd := exec.CommandContext(ctx, "cargo", args...)
-	cmd.Env = append(zigEnv(program, auditable), withoutPaths(root, folder))
-	if err := runCommand(cmd, filepath.Join(root, "plugin")); err != nil {
+	cmd.Env = env
+	if err := runCommand(cmd, filepath.Join(t.root, "plugin")); err != nil {
 		return "", err
 	}
-	return filepath.Join(folder, target, "release"), nil
+	return filepath.Join(t.folder, t.target, "release"), nil
 }
 
 // targetFolder is cargo's.

@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -26,30 +25,26 @@ const wheelTime = 315532800
 // Wheel builds the wheel for this machine's processor, for Python 3.11 and later and glibc of [GlibcVersion] or later, and returns its
 // path in dist/wheel/.
 func Wheel(ctx context.Context, root string, progress io.Writer) (string, error) {
-	return WheelFor(ctx, root, progress, runtime.GOARCH, filepath.Join(root, "dist", "wheel"))
+	return Builder{Progress: progress}.Wheel(ctx, root, filepath.Join(root, "dist", "wheel"))
 }
 
-// WheelFor is [Wheel] for a processor that Go names. The wheel is in out, which it empties.
-func WheelFor(ctx context.Context, root string, progress io.Writer, goarch, out string) (string, error) {
-	fmt.Fprintln(progress, "building the plugin (cargo, release)")
-	built, err := release(ctx, root, progress, goarch)
+// Wheel is [Wheel] for the builder's processor. The wheel is in out, which it empties.
+func (b Builder) Wheel(ctx context.Context, root, out string) (string, error) {
+	t, err := newToolchain(ctx, root, b.progress(), b.arch())
 	if err != nil {
 		return "", err
 	}
-	return wheelWith(ctx, root, progress, goarch, out, filepath.Join(built, "libnccl_net_evenkeel.so"))
+	b.report("building the plugin (cargo, release)")
+	built, err := t.programs(ctx, b.progress(), b.Stamp)
+	if err != nil {
+		return "", err
+	}
+	return t.wheel(ctx, b.progress(), out, filepath.Join(built, "libnccl_net_evenkeel.so"))
 }
 
-// wheelWith is [WheelFor] with a plugin that is built already.
-func wheelWith(ctx context.Context, root string, progress io.Writer, goarch, out, source string) (string, error) {
-	target, err := rustTarget(goarch)
-	if err != nil {
-		return "", err
-	}
-	maturin, err := shippingTool(ctx, progress, "maturin")
-	if err != nil {
-		return "", err
-	}
-	plugin := filepath.Join(root, "plugin")
+// wheel builds the wheel with a plugin that is built already. It is in out, which is emptied.
+func (t *toolchain) wheel(ctx context.Context, progress io.Writer, out, source string) (string, error) {
+	plugin := filepath.Join(t.root, "plugin")
 	fmt.Fprintln(progress, "building the Python package (cargo, release)")
 	if err := CheckGlibc(source, GlibcVersion); err != nil {
 		return "", err
@@ -71,12 +66,11 @@ func wheelWith(ctx context.Context, root string, progress io.Writer, goarch, out
 	if err := os.RemoveAll(out); err != nil {
 		return "", fmt.Errorf("clear %s: %w", out, err)
 	}
-	// maturin refuses a library that needs a later glibc than the wheel's tag promises. Its linker is not cargo-zigbuild's: in one folder,
-	// each of the two would build everything anew after the other.
-	cmd := exec.CommandContext(ctx, maturin, "build", "--locked", "--release", "--zig", "--target", target, "--compatibility", "manylinux_"+strings.ReplaceAll(GlibcVersion, ".", "_"),
-		"--target-dir", filepath.Join(targetFolder(root), "wheel"), "--out", out)
+	// maturin refuses a library that needs a later glibc than the wheel's tag promises.
+	cmd := exec.CommandContext(ctx, t.maturin, "build", "--locked", "--release", "--target", t.target, "--compatibility", "manylinux_"+strings.ReplaceAll(GlibcVersion, ".", "_"),
+		"--target-dir", t.folder, "--out", out)
 	// The time of the files in it; a ZIP has none before 1980.
-	cmd.Env = append(zigEnv(maturin), withoutPaths(root, targetFolder(root)), "SOURCE_DATE_EPOCH="+strconv.Itoa(wheelTime))
+	cmd.Env = append(t.env, "SOURCE_DATE_EPOCH="+strconv.Itoa(wheelTime))
 	if err := runCommand(cmd, filepath.Join(plugin, "bindings", "python")); err != nil {
 		return "", err
 	}
@@ -84,7 +78,7 @@ func wheelWith(ctx context.Context, root string, progress io.Writer, goarch, out
 	if err != nil || len(wheels) != 1 {
 		return "", fmt.Errorf("maturin built %d wheels in %s, not one (%v)", len(wheels), out, err)
 	}
-	return wheels[0], withoutCheckout(wheels[0], root)
+	return wheels[0], withoutCheckout(wheels[0], t.root)
 }
 
 // unpackWheel puts what a wheel would install into a folder for PYTHONPATH, in the place of what is there: the package, and the metadata

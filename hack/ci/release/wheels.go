@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-
-	"evenkeel.dev/evenkeel/hack/ci/artifacts"
 )
 
 // wheels builds the Python package for every platform.
@@ -18,7 +16,7 @@ func (r *release) wheels(ctx context.Context) error {
 	defer os.RemoveAll(work)
 	for _, platform := range r.platforms {
 		r.report("building the wheel for %s", platform)
-		wheel, err := artifacts.WheelFor(ctx, r.root, r.progress, arch(platform), filepath.Join(work, arch(platform)))
+		wheel, err := r.builder(platform).Wheel(ctx, r.root, filepath.Join(work, arch(platform)))
 		if err != nil {
 			return err
 		}
