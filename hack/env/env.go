@@ -12,9 +12,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -74,40 +76,57 @@ type Cluster struct {
 	kubectl, helm string
 }
 
-// Start installs everything that is missing or not current.
+// Start installs everything that is missing or not current. Compilers, and the downloads and unpacking of packages, run at the same time.
 func Start(ctx context.Context, config Config) (*Cluster, error) {
 	// Without a logger the client library prints a long warning.
 	log.SetLogger(logr.Discard())
 	e := &Cluster{config: config}
-	type step struct {
-		name string
-		do   func(context.Context) error
+	builds := []step{
+		{"cluster", func(ctx context.Context, progress io.Writer) error {
+			if err := e.tools(ctx, progress); err != nil {
+				return err
+			}
+			return e.cluster(ctx, progress)
+		}},
+		{"images", e.buildImages},
 	}
-	steps := []step{
-		{"Tools", e.tools},
-		{"Cluster", e.cluster},
-		{"Images", e.images},
-		{"Training operator", e.trainingOperator},
-		{"Evenkeel chart", func(ctx context.Context) error { return e.InstallChart(ctx) }},
+	if config.Torch {
+		builds = append(builds, step{"PyTorch", e.buildPyTorch})
 	}
-	if config.MPIOperator {
-		steps = append(steps, step{"MPI operator", e.mpiOperator})
+	if err := e.together(ctx, builds...); err != nil {
+		return nil, err
 	}
-	if config.Kueue {
-		steps = append(steps, step{"Kueue", e.kueue})
+	if err := e.together(ctx, step{"load", e.load}); err != nil {
+		return nil, err
 	}
-	if config.Kinds {
-		steps = append(steps, step{"Controllers of further kinds of jobs", e.kinds})
+	install := []step{{"chart", func(ctx context.Context, _ io.Writer) error { return e.InstallChart(ctx) }}}
+	for _, c := range e.controllers() {
+		install = append(install, step{c.name, func(ctx context.Context, progress io.Writer) error { return e.install(ctx, c, progress) }})
 	}
-	for _, step := range steps {
-		started := time.Now()
-		fmt.Fprintf(config.Progress, "==> %s\n", step.name)
-		if err := step.do(ctx); err != nil {
-			return nil, fmt.Errorf("%s: %w", strings.ToLower(step.name), err)
-		}
-		fmt.Fprintf(config.Progress, "    done in %s\n", time.Since(started).Round(100*time.Millisecond))
+	return e, e.together(ctx, install...)
+}
+
+// A step is a part of [Start]. Its lines of progress begin with its name.
+type step struct {
+	name string
+	do   func(ctx context.Context, progress io.Writer) error
+}
+
+// together runs steps at the same time. When one fails, the others are stopped.
+func (e *Cluster) together(ctx context.Context, steps ...step) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, s := range steps {
+		group.Go(func() error {
+			started := time.Now()
+			progress := labelled(e.config.Progress, s.name)
+			if err := s.do(ctx, progress); err != nil {
+				return fmt.Errorf("%s: %w", s.name, err)
+			}
+			fmt.Fprintf(progress, "done in %s\n", time.Since(started).Round(100*time.Millisecond))
+			return nil
+		})
 	}
-	return e, nil
+	return group.Wait()
 }
 
 // KubectlPath is the kubectl that Kubectl runs.
@@ -171,10 +190,21 @@ func (e *Cluster) DefaultProfile(ctx context.Context) error {
 	return nil
 }
 
-func (e *Cluster) tools(ctx context.Context) error {
-	box, err := toolbox.New(e.config.Progress)
+// tools builds the programs of the cluster, and of the controllers that are installed on it.
+func (e *Cluster) tools(ctx context.Context, progress io.Writer) error {
+	box, err := toolbox.New(progress)
 	if err != nil {
 		return err
+	}
+	wanted := []string{"kubectl", "helm"}
+	if !e.config.Existing {
+		wanted = append(wanted, local.Tools...)
+		for _, c := range e.controllers() {
+			wanted = append(wanted, c.name)
+		}
+		if _, err := box.Dirs(ctx, wanted...); err != nil {
+			return err
+		}
 	}
 	for name, path := range map[string]*string{"kubectl": &e.kubectl, "helm": &e.helm} {
 		if found, err := exec.LookPath(name); err == nil && e.config.Existing {
@@ -188,14 +218,16 @@ func (e *Cluster) tools(ctx context.Context) error {
 	return nil
 }
 
-func (e *Cluster) cluster(ctx context.Context) error {
+func (e *Cluster) cluster(ctx context.Context, progress io.Writer) error {
 	if e.config.Existing {
 		e.Kubeconfig = os.Getenv("KUBECONFIG")
 		if e.Kubeconfig == "" || e.config.Registry == "" {
 			return errors.New("an existing cluster needs KUBECONFIG (its kubeconfig) and REGISTRY (from which its nodes pull images, such as registry.example.com/evenkeel)")
 		}
 	} else {
-		c, err := local.Up(ctx, e.config.Cluster)
+		config := e.config.Cluster
+		config.Progress = progress
+		c, err := local.Up(ctx, config)
 		if err != nil {
 			return err
 		}
@@ -219,22 +251,29 @@ func (e *Cluster) cluster(ctx context.Context) error {
 	return nil
 }
 
-func (e *Cluster) images(ctx context.Context) error {
-	builder := artifacts.Builder{Registry: e.config.Existing, Progress: indent{e.config.Progress}}
-	if _, err := builder.All(ctx); err != nil {
-		return err
-	}
+func (e *Cluster) builder(progress io.Writer) artifacts.Builder {
+	return artifacts.Builder{Registry: e.config.Existing, Progress: progress}
+}
+
+func (e *Cluster) buildImages(ctx context.Context, progress io.Writer) error {
+	_, err := e.builder(progress).All(ctx)
+	return err
+}
+
+func (e *Cluster) buildPyTorch(ctx context.Context, progress io.Writer) error {
+	_, err := e.builder(progress).PyTorch(ctx)
+	return err
+}
+
+// load makes the images that were built available to the cluster's nodes.
+func (e *Cluster) load(ctx context.Context, progress io.Writer) error {
 	images := map[string]*string{
 		artifacts.Operator: &e.Images.Operator, artifacts.Plugin: &e.Images.Plugin,
 		artifacts.Bench: &e.Images.Bench, artifacts.Server: &e.Images.Server, artifacts.Training: &e.Images.Training,
 		artifacts.NVSentinelCheck: &e.Images.NVSentinelCheck,
 	}
 	if e.config.Torch {
-		name, err := builder.PyTorch(ctx)
-		if err != nil {
-			return err
-		}
-		images[name] = &e.Images.PyTorch
+		images[artifacts.PyTorch] = &e.Images.PyTorch
 	}
 	for name, pinned := range images {
 		var err error
@@ -276,14 +315,28 @@ func (e *Cluster) command(ctx context.Context, input, name string, args ...strin
 	return stdout.String(), nil
 }
 
-// indent indents the lines of a step below its name.
-type indent struct{ w io.Writer }
+// labelled returns a writer that puts a step's name before each line. Steps that run at the same time write whole lines to w.
+func labelled(w io.Writer, name string) io.Writer { return &label{w: w, name: name} }
 
-func (i indent) Write(p []byte) (int, error) {
-	for line := range strings.Lines(string(p)) {
-		if _, err := fmt.Fprint(i.w, "    ", line); err != nil {
-			return 0, err
+type label struct {
+	w    io.Writer
+	name string
+	lock sync.Mutex
+	rest []byte // of a line that is not complete
+}
+
+func (l *label) Write(p []byte) (int, error) {
+	l.lock.Lock()
+	defer l.lock.Unlock()
+	l.rest = append(l.rest, p...)
+	for {
+		line, rest, complete := bytes.Cut(l.rest, []byte{'\n'})
+		if !complete {
+			return len(p), nil
 		}
+		if _, err := fmt.Fprintf(l.w, "%-18s %s\n", l.name, line); err != nil {
+			return len(p), err
+		}
+		l.rest = append(l.rest[:0], rest...)
 	}
-	return len(p), nil
 }

@@ -3,6 +3,7 @@ package env
 import (
 	"context"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -28,15 +29,30 @@ type thirdParty struct {
 	patches string
 }
 
+// controllers are those that the environment has besides Evenkeel. Their manifests name images, which are known once they are loaded.
+func (e *Cluster) controllers() []thirdParty {
+	controllers := []thirdParty{e.trainingOperator()}
+	if e.config.MPIOperator {
+		controllers = append(controllers, e.mpiOperator())
+	}
+	if e.config.Kueue {
+		controllers = append(controllers, e.kueue())
+	}
+	if e.config.Kinds {
+		controllers = append(controllers, e.kinds()...)
+	}
+	return controllers
+}
+
 // install installs the controller, or checks that an existing cluster has it.
-func (e *Cluster) install(ctx context.Context, o thirdParty) error {
+func (e *Cluster) install(ctx context.Context, o thirdParty, progress io.Writer) error {
 	if e.Local == nil {
 		if _, err := e.Kubectl(ctx, "get", "crd", o.crd); err != nil {
 			return fmt.Errorf("the cluster has no %s: install %s first: %w", o.kind, o.release, err)
 		}
 		return nil
 	}
-	box, err := toolbox.New(e.config.Progress)
+	box, err := toolbox.New(progress)
 	if err != nil {
 		return err
 	}
@@ -103,10 +119,10 @@ const initContainers = `- name: init-pytorch
   securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
 `
 
-// trainingOperator installs the real training-operator, for PyTorchJobs. It leaves out its older version of MPIJob, which the
+// trainingOperator is the real training-operator, for PyTorchJobs. It leaves out its older version of MPIJob, which the
 // mpi-operator provides.
-func (e *Cluster) trainingOperator(ctx context.Context) error {
-	return e.install(ctx, thirdParty{
+func (e *Cluster) trainingOperator() thirdParty {
+	return thirdParty{
 		name: "training-operator", overlays: []string{"overlays/standalone"}, namespace: "kubeflow", deployment: "training-operator",
 		crd: "pytorchjobs.kubeflow.org", kind: "PyTorchJob", release: "Kubeflow's training-operator v1.9",
 		files: map[string]string{
@@ -119,12 +135,12 @@ func (e *Cluster) trainingOperator(ctx context.Context) error {
   - patch: |
       {apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: mpijobs.kubeflow.org}, $patch: delete}
 `, e.Images.Bench),
-	})
+	}
 }
 
-// mpiOperator installs the real mpi-operator, for checks as MPIJobs.
-func (e *Cluster) mpiOperator(ctx context.Context) error {
-	return e.install(ctx, thirdParty{
+// mpiOperator is the real mpi-operator, for checks as MPIJobs.
+func (e *Cluster) mpiOperator() thirdParty {
+	return thirdParty{
 		name: "mpi-operator", overlays: []string{"overlays/standalone"}, namespace: "mpi-operator", deployment: "mpi-operator",
 		crd: "mpijobs.kubeflow.org", kind: "MPIJob", release: "Kubeflow's mpi-operator v0.8",
 		files: map[string]string{"Dockerfile": "FROM scratch\nCOPY --from=built mpi-operator /opt/mpi-operator\nENTRYPOINT [\"/opt/mpi-operator\"]\n"},
@@ -132,7 +148,7 @@ func (e *Cluster) mpiOperator(ctx context.Context) error {
 		patches: `      - {op: add, path: /spec/template/spec/containers/0/args/-, value: "--kube-api-qps=50"}
       - {op: add, path: /spec/template/spec/containers/0/args/-, value: "--kube-api-burst=100"}
 `,
-	})
+	}
 }
 
 // kueueConfig makes Kueue manage Jobs and PyTorchJobs with a queue name, and nothing else but the frameworks that are inserted.
@@ -145,13 +161,13 @@ leaderElection: {leaderElect: false}
 integrations: {frameworks: [batch/job, kubeflow.org/pytorchjob%s]}
 `
 
-// kueue installs the real Kueue, without its visibility API.
-func (e *Cluster) kueue(ctx context.Context) error {
+// kueue is the real Kueue, without its visibility API.
+func (e *Cluster) kueue() thirdParty {
 	more := ""
 	if e.config.Kinds {
 		more = ", pod"
 	}
-	return e.install(ctx, thirdParty{
+	return thirdParty{
 		name: "kueue", overlays: []string{"default"}, namespace: "kueue-system", deployment: "kueue-controller-manager",
 		crd: "clusterqueues.kueue.x-k8s.io", kind: "ClusterQueue", release: "Kueue v0.19",
 		files: map[string]string{"Dockerfile": "FROM scratch\nCOPY --from=built kueue /manager\nUSER 65532:65532\n"},
@@ -165,7 +181,7 @@ func (e *Cluster) kueue(ctx context.Context) error {
   - patch: |
       {apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1beta2.visibility.kueue.x-k8s.io}, $patch: delete}
 `, fmt.Sprintf(kueueConfig, more)),
-	})
+	}
 }
 
 // readyFast makes the first container of a Deployment be asked early whether it is ready.
@@ -173,12 +189,12 @@ const readyFast = `      - {op: replace, path: /spec/template/spec/containers/0/
       - {op: replace, path: /spec/template/spec/containers/0/readinessProbe/periodSeconds, value: 1}
 `
 
-// kinds installs the real controllers of the other kinds of jobs: JobSet, LeaderWorkerSet, Kubeflow's Trainer and KubeRay.
-func (e *Cluster) kinds(ctx context.Context) error {
+// kinds are the real controllers of the other kinds of jobs: JobSet, LeaderWorkerSet, Kubeflow's Trainer and KubeRay.
+func (e *Cluster) kinds() []thirdParty {
 	manager := func(program string) map[string]string {
 		return map[string]string{"Dockerfile": "FROM scratch\nCOPY --from=built " + program + " /manager\nUSER 65532:65532\nENTRYPOINT [\"/manager\"]\n"}
 	}
-	for _, controller := range []thirdParty{
+	return []thirdParty{
 		{
 			name: "jobset", overlays: []string{"default"}, namespace: "jobset-system", deployment: "jobset-controller-manager",
 			crd: "jobsets.jobset.x-k8s.io", kind: "JobSet", release: "JobSet v0.11", files: manager("jobset"), patches: readyFast,
@@ -205,10 +221,5 @@ func (e *Cluster) kinds(ctx context.Context) error {
       - {op: add, path: /spec/template/spec/containers/0/env, value: [{name: ENABLE_PROBES_INJECTION, value: "false"}, {name: ENABLE_INIT_CONTAINER_INJECTION, value: "false"}]}
 `,
 		},
-	} {
-		if err := e.install(ctx, controller); err != nil {
-			return fmt.Errorf("%s: %w", controller.kind, err)
-		}
 	}
-	return nil
 }
