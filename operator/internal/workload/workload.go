@@ -258,6 +258,11 @@ func Suspended(job *unstructured.Unstructured) (is, can bool) {
 	return is, true
 }
 
+// SuspendPath is the path of the field that suspends the job; nil if its kind has none.
+func SuspendPath(job *unstructured.Unstructured) []string {
+	return kinds[job.GroupVersionKind().GroupKind()].suspend
+}
+
 // Suspend suspends or resumes the job.
 func Suspend(job *unstructured.Unstructured, yes bool) error {
 	gk := job.GroupVersionKind().GroupKind()

@@ -121,8 +121,13 @@ func TestGateOpenedWithoutWebhookIsSaid(t *testing.T) {
 	for _, job := range jobs {
 		patchAs(t, "argocd-controller", job, resume(job))
 		isStateOf(t, job, "runs")
-		if said := said(t, job, suspend.ReasonOpenedManually); !strings.Contains(said, "started by argocd-controller before its nodes were proven") {
-			t.Errorf("the Event is %q", said)
+		message := ""
+		eventually(t, "an Event says who started the job", func(context.Context) (bool, error) {
+			message = said(t, job, suspend.ReasonOpenedManually)
+			return message != "", nil
+		})
+		if !strings.Contains(message, "started by argocd-controller before its nodes were proven") {
+			t.Errorf("the Event is %q", message)
 		}
 	}
 }

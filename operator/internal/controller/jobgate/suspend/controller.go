@@ -6,9 +6,9 @@ package suspend
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -186,26 +186,32 @@ func (c *Reconciler) listGatedJobs(ctx context.Context) ([]gatedJob, error) {
 	return found, errors.Join(all...)
 }
 
-// leaveToOthers removes the label from a job that somebody else starts, and changes nothing else.
+// leaveToOthers removes the label from a job that somebody else starts, and changes nothing else. The answer to that says who
+// started the job: what the cache has lacks the field managers. A cache that is behind shows the job again, and nothing is said twice.
 func (c *Reconciler) leaveToOthers(ctx context.Context, h gatedJob, job *unstructured.Unstructured, suspended bool) error {
-	if !suspended {
-		who := ""
-		// What the cache has lacks the field managers, and the answer to a patch that is not carried out has them.
-		if now, err := patchGate(ctx, c.Client, job, nil, client.DryRunAll); err == nil {
-			who = lastManager(now, "f:suspend")
-		}
-		message := fmt.Sprintf("the job was started by %s before its nodes were proven", cmp.Or(who, "somebody else"))
-		logUntold(ctx, events.Write(ctx, c.Client, events.New(h.about, corev1.EventTypeWarning, ReasonOpenedManually, message, c.Clock.Now())))
+	left, err := patchGate(ctx, c.Client, job, nil)
+	if err != nil || left == nil || suspended {
+		return err
 	}
-	_, err := patchGate(ctx, c.Client, job, nil)
-	return err
+	message := fmt.Sprintf("the job was started by %s before its nodes were proven", cmp.Or(lastManager(left, workload.SuspendPath(left)), "somebody else"))
+	// A process that ends now says it all the same: the next one no longer finds the label.
+	logUntold(ctx, events.Write(context.WithoutCancel(ctx), c.Client, events.New(h.about, corev1.EventTypeWarning, ReasonOpenedManually, message, c.Clock.Now())))
+	return nil
 }
 
-// lastManager returns the field manager that last wrote a field of the name; empty if that is not known.
-func lastManager(object client.Object, field string) string {
+// lastManager returns the field manager that last wrote the field; empty if that is not known.
+func lastManager(object client.Object, path []string) string {
+	var keys []string
+	for _, name := range path {
+		keys = append(keys, "f:"+name)
+	}
 	var last metav1.ManagedFieldsEntry
 	for _, entry := range object.GetManagedFields() {
-		if entry.FieldsV1 == nil || !strings.Contains(entry.FieldsV1.GetRawString(), strconv.Quote(field)) {
+		var fields map[string]any
+		if entry.FieldsV1 == nil || json.Unmarshal([]byte(entry.FieldsV1.GetRawString()), &fields) != nil {
+			continue
+		}
+		if _, owns, err := unstructured.NestedFieldNoCopy(fields, keys...); err != nil || !owns {
 			continue
 		}
 		if last.Time == nil || entry.Time != nil && last.Time.Before(entry.Time) {

@@ -71,8 +71,9 @@ func openJob(ctx context.Context, c client.Client, job *unstructured.Unstructure
 }
 
 // patchGate removes the label from the job and makes the change, if there is one. It returns the job as the API server answers. If
-// somebody changed the job meanwhile it does nothing: that change is another event.
-func patchGate(ctx context.Context, c client.Client, job *unstructured.Unstructured, change func(*unstructured.Unstructured) error, options ...client.PatchOption) (*unstructured.Unstructured, error) {
+// somebody changed the job meanwhile it does nothing and returns nil: that change is another event. Somebody may be this process
+// itself, before it saw its own change.
+func patchGate(ctx context.Context, c client.Client, job *unstructured.Unstructured, change func(*unstructured.Unstructured) error) (*unstructured.Unstructured, error) {
 	opened := job.DeepCopy()
 	labels := opened.GetLabels()
 	delete(labels, evenkeel.GatedKey)
@@ -82,8 +83,10 @@ func patchGate(ctx context.Context, c client.Client, job *unstructured.Unstructu
 			return nil, err
 		}
 	}
-	err := c.Patch(ctx, opened, client.MergeFromWithOptions(job, client.MergeFromWithOptimisticLock{}), options...)
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+	switch err := c.Patch(ctx, opened, client.MergeFromWithOptions(job, client.MergeFromWithOptimisticLock{})); {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return nil, nil
+	case err != nil:
 		return nil, fmt.Errorf("open the gate of %s %s/%s: %w", job.GetKind(), job.GetNamespace(), job.GetName(), err)
 	}
 	return opened, nil
