@@ -359,7 +359,7 @@ func TestPermissionsAreNarrow(t *testing.T) {
 		"admissionchecks/status":        {""},
 		"events":                        {""},
 		"leases":                        {"evenkeel-controller"},
-		"secrets":                       {"evenkeel-webhook-cert"}, // and the CA's, which is seen to below
+		"secrets":                       {"evenkeel-webhook-tls"}, // and the CA's, which is seen to below
 		"mutatingwebhookconfigurations": {"evenkeel"}, "validatingwebhookconfigurations": {"evenkeel"},
 		// Without it, pods do not wait; nothing is changed of anybody's.
 		"mutatingadmissionpolicybindings": {"evenkeel-pod-gates"},
@@ -753,7 +753,7 @@ func TestWebhookCannotChangeItsConfiguration(t *testing.T) {
 					may += role
 				}
 			}
-			if slices.Contains(names, "evenkeel-webhook-ca") && role != "Role/evenkeel-certificates" {
+			if slices.Contains(names, "evenkeel-webhook-cert") && role != "Role/evenkeel-certificates" {
 				t.Errorf("%s: %s may use the CA's key", source, role)
 			}
 		})
@@ -770,7 +770,7 @@ func TestCertManager(t *testing.T) {
 			t.Errorf("no %s", key)
 		}
 	}
-	for _, key := range []string{"Deployment/evenkeel-certificates", "Secret/evenkeel-webhook-cert"} {
+	for _, key := range []string{"Deployment/evenkeel-certificates", "Secret/evenkeel-webhook-tls", "Secret/evenkeel-webhook-cert"} {
 		if objects[key] != nil {
 			t.Errorf("there is a %s", key)
 		}

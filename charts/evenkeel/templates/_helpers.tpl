@@ -40,9 +40,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "evenkeel.certSecret" -}}
 {{- if eq .Values.webhook.certs.source "Supplied" -}}
 {{- required "webhook.certs.source is Supplied: set webhook.certs.secretName to the kubernetes.io/tls Secret" .Values.webhook.certs.secretName -}}
+{{- else if eq .Values.webhook.certs.source "SelfManaged" -}}
+{{- printf "%s-webhook-tls" (include "evenkeel.fullname" .) -}}
 {{- else -}}
 {{- printf "%s-webhook-cert" (include "evenkeel.fullname" .) -}}
 {{- end -}}
+{{- end -}}
+
+{{- /* The Secret of a self-managed CA and its key. Earlier versions had all in it: with the CA where they look for it, they make no other
+one after a rollback, which the API server and the webhook would not get to know at the same time. */ -}}
+{{- define "evenkeel.caSecret" -}}
+{{- printf "%s-webhook-cert" (include "evenkeel.fullname" .) -}}
 {{- end -}}
 
 {{- /* What every pod template of the operator has: labels and annotations, and what decides where and how it runs. */ -}}

@@ -28,7 +28,7 @@ func certificatesCommand() *cobra.Command {
 		Use:   "certificates",
 		Short: "Make and renew the webhook's certificate, and have the API server trust it",
 		Example: `  evenkeel-operator certificates --namespace=evenkeel-system --webhook-config=evenkeel --service=evenkeel-webhook \
-    --secret=evenkeel-webhook-cert --ca-secret=evenkeel-webhook-ca`,
+    --secret=evenkeel-webhook-tls --ca-secret=evenkeel-webhook-cert`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := c.validate(); err != nil {

@@ -54,7 +54,7 @@ func webhookCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "webhook",
 		Short: "Serve the webhooks that add the plugin to annotated jobs and their pods",
-		Example: `  evenkeel-operator webhook --namespace=evenkeel-system --webhook-config=evenkeel --service=evenkeel-webhook --secret=evenkeel-webhook-cert
+		Example: `  evenkeel-operator webhook --namespace=evenkeel-system --webhook-config=evenkeel --service=evenkeel-webhook --secret=evenkeel-webhook-tls
   evenkeel-operator webhook --cert-source=Supplied --cert-dir=/certs`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

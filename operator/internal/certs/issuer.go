@@ -2,12 +2,14 @@ package certs
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/open-policy-agent/cert-controller/pkg/rotator"
@@ -35,8 +37,10 @@ const (
 	checkInterval = 12 * time.Hour
 	// skew is by how much the clocks of other machines may be behind.
 	skew = time.Hour
-	// trustDelay is how long a new CA is trusted before it signs anything: every API server has to have read it.
+	// trustDelay is how long a new CA is trusted before what it signs is served: every API server has to have read it.
 	trustDelay = 30 * time.Second
+	// maxEarlierCAs bounds the configurations, should the CA be lost again and again.
+	maxEarlierCAs = 3
 
 	// caKey has what clients trust, beside the standard tls.crt and tls.key. caKeyKey is the CA's private key, in its own Secret.
 	caKey    = "ca.crt"
@@ -49,11 +53,14 @@ const (
 // may change those: whoever can, can have every object of the cluster sent to him.
 type Issuer struct {
 	Names
-	// Authority is the Secret that has the CA's private key. It has to exist, and may be empty.
+	// Authority is the Secret that has the CA's private key. It has to exist, and may be empty. It is the one in which versions that
+	// had a single Secret kept all: an upgrade and a rollback to one of them change neither the CA nor what is trusted.
 	Authority types.NamespacedName
 
 	client client.Client
 	clock  clock.PassiveClock
+	// trustedAt is when this process last wrote the CA into a configuration that did not have it.
+	trustedAt time.Time
 }
 
 // SetupWithManager starts the reconciler with the manager.
@@ -102,11 +109,11 @@ func (s *Issuer) issue(ctx context.Context) (wait time.Duration, err error) {
 	now := s.clock.Now()
 	soon, begin := now.Add(renewBefore), now.Add(-skew)
 	if ok, err := rotator.ValidCert(authority.Data[caKey], authority.Data[caKey], authority.Data[caKeyKey], caName, nil, soon); err != nil || !ok {
-		ca, err := maker.CreateCACert(begin, now.Add(caLifetime))
+		made, err := maker.CreateCACert(begin, now.Add(caLifetime))
 		if err != nil {
 			return 0, fmt.Errorf("make a CA: %w", err)
 		}
-		authority.Data[caKey], authority.Data[caKeyKey] = ca.CertPEM, ca.KeyPEM
+		authority.Data[caKey], authority.Data[caKeyKey] = made.CertPEM, made.KeyPEM
 		if err := s.write(ctx, authority); err != nil {
 			return 0, err
 		}
@@ -115,15 +122,15 @@ func (s *Issuer) issue(ctx context.Context) (wait time.Duration, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("the CA in Secret %s: %w", s.Authority, err)
 	}
-	// The CA before this one is trusted until it expires, so that it does not matter who reads what first.
-	trusted := bundle(ca, server.Data[caKey], now)
-	if err := s.trust(ctx, trusted); err != nil {
+	trusted, err := s.trust(ctx, ca, server.Data[caKey], now)
+	if err != nil {
 		return 0, err
 	}
 	ok, err := rotator.ValidCert(ca.CertPEM, server.Data[corev1.TLSCertKey], server.Data[corev1.TLSPrivateKeyKey], s.dnsName(), maker.ExtKeyUsages, soon)
 	wait = checkInterval
 	if err != nil || !ok {
-		if early := ca.Cert.NotBefore.Add(skew + trustDelay).Sub(now); early > 0 && s.isValid(server.Data, trusted, now) {
+		// Nobody needs a new certificate at once while the present one is good.
+		if early := max(settledAt(ca.Cert).Sub(now), s.trustedAt.Add(trustDelay).Sub(now)); early > 0 && s.isValid(server.Data, trusted, now) {
 			wait = early
 		} else if server.Data[corev1.TLSCertKey], server.Data[corev1.TLSPrivateKeyKey], err = maker.CreateCertPEM(ca, begin, now.Add(serverLifetime)); err != nil {
 			return 0, fmt.Errorf("make a certificate: %w", err)
@@ -131,13 +138,15 @@ func (s *Issuer) issue(ctx context.Context) (wait time.Duration, err error) {
 			server.Data[caKey] = nil // to be written
 		}
 	}
-	if _, old := server.Data[caKeyKey]; old || !bytes.Equal(server.Data[caKey], trusted) {
-		delete(server.Data, caKeyKey) // of a version that kept the CA's key with the server's
+	if !bytes.Equal(server.Data[caKey], trusted) {
 		server.Data[caKey] = trusted
 		return wait, s.write(ctx, server)
 	}
 	return wait, nil
 }
+
+// settledAt is when every API server has read the CA, if it has been trusted since it was made.
+func settledAt(ca *x509.Certificate) time.Time { return ca.NotBefore.Add(skew + trustDelay) }
 
 // isValid reports whether clients that trust the roots accept the certificate now.
 func (s *Issuer) isValid(data map[string][]byte, trusted []byte, now time.Time) bool {
@@ -159,13 +168,30 @@ func (s *Issuer) write(ctx context.Context, secret *corev1.Secret) error {
 	return nil
 }
 
-// bundle returns the CA, and the newest of those that were trusted before and have not expired.
-func bundle(ca *rotator.KeyPairArtifacts, before []byte, now time.Time) []byte {
+// bundle returns the CA, and the newest of those that were trusted before and have not expired: what they signed may still be served.
+func bundle(ca *rotator.KeyPairArtifacts, before []*x509.Certificate, now time.Time) []byte {
+	var earlier []*x509.Certificate
+	for _, other := range before {
+		if !other.Equal(ca.Cert) && now.Before(other.NotAfter) && !slices.ContainsFunc(earlier, other.Equal) {
+			earlier = append(earlier, other)
+		}
+	}
+	slices.SortFunc(earlier, func(a, b *x509.Certificate) int {
+		return cmp.Or(b.NotBefore.Compare(a.NotBefore), bytes.Compare(a.Raw, b.Raw))
+	})
 	all := bytes.Clone(ca.CertPEM)
-	for block, rest := pem.Decode(before); block != nil; block, rest = pem.Decode(rest) {
-		other, err := x509.ParseCertificate(block.Bytes)
-		if err == nil && !other.Equal(ca.Cert) && now.Before(other.NotAfter) {
-			return append(all, pem.EncodeToMemory(block)...)
+	for _, other := range earlier[:min(len(earlier), maxEarlierCAs)] {
+		all = append(all, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: other.Raw})...)
+	}
+	return all
+}
+
+// certificatesOf returns the certificates of a bundle, without what is none.
+func certificatesOf(bundle []byte) []*x509.Certificate {
+	var all []*x509.Certificate
+	for block, rest := pem.Decode(bundle); block != nil; block, rest = pem.Decode(rest) {
+		if certificate, err := x509.ParseCertificate(block.Bytes); err == nil {
+			all = append(all, certificate)
 		}
 	}
 	return all
@@ -187,34 +213,42 @@ func keyPair(data map[string][]byte) (*rotator.KeyPairArtifacts, error) {
 	return ca, err
 }
 
-// trust writes what is to be trusted into every webhook of both configurations, if it differs. Only the mutating one has to exist.
-func (s *Issuer) trust(ctx context.Context, roots []byte) error {
-	mutating := &admissionregistrationv1.MutatingWebhookConfiguration{}
-	if err := s.client.Get(ctx, types.NamespacedName{Name: s.WebhookConfiguration}, mutating); err != nil {
-		return fmt.Errorf("read MutatingWebhookConfiguration %s, which has to exist: %w", s.WebhookConfiguration, err)
+// trust writes what is to be trusted into every webhook of both configurations, if it differs, and returns it: the CA, and those that
+// the configurations or the Secret had before. So it does not matter who reads what first, nor which of them was lost. Only the
+// mutating configuration has to exist.
+func (s *Issuer) trust(ctx context.Context, ca *rotator.KeyPairArtifacts, secret []byte, now time.Time) ([]byte, error) {
+	mutating, validating := &admissionregistrationv1.MutatingWebhookConfiguration{}, &admissionregistrationv1.ValidatingWebhookConfiguration{}
+	name := types.NamespacedName{Name: s.WebhookConfiguration}
+	if err := s.client.Get(ctx, name, mutating); err != nil {
+		return nil, fmt.Errorf("read MutatingWebhookConfiguration %s, which has to exist: %w", s.WebhookConfiguration, err)
 	}
-	before, bundles := mutating.DeepCopy(), []*[]byte{}
+	if err := s.client.Get(ctx, name, validating); client.IgnoreNotFound(err) != nil {
+		return nil, fmt.Errorf("read ValidatingWebhookConfiguration %s: %w", s.WebhookConfiguration, err)
+	}
+	mutated, validated := mutating.DeepCopy(), validating.DeepCopy()
+	var mutates, validates []*[]byte
 	for i := range mutating.Webhooks {
-		bundles = append(bundles, &mutating.Webhooks[i].ClientConfig.CABundle)
+		mutates = append(mutates, &mutating.Webhooks[i].ClientConfig.CABundle)
 	}
-	if err := s.put(ctx, mutating, before, bundles, roots); err != nil {
-		return fmt.Errorf("put the CA into MutatingWebhookConfiguration %s: %w", s.WebhookConfiguration, err)
-	}
-	validating := &admissionregistrationv1.ValidatingWebhookConfiguration{}
-	if err := s.client.Get(ctx, types.NamespacedName{Name: s.WebhookConfiguration}, validating); apierrors.IsNotFound(err) {
-		return nil
-	} else if err != nil {
-		return fmt.Errorf("read ValidatingWebhookConfiguration %s: %w", s.WebhookConfiguration, err)
-	}
-	earlier := validating.DeepCopy()
-	bundles = nil
 	for i := range validating.Webhooks {
-		bundles = append(bundles, &validating.Webhooks[i].ClientConfig.CABundle)
+		validates = append(validates, &validating.Webhooks[i].ClientConfig.CABundle)
 	}
-	if err := s.put(ctx, validating, earlier, bundles, roots); err != nil {
-		return fmt.Errorf("put the CA into ValidatingWebhookConfiguration %s: %w", s.WebhookConfiguration, err)
+	before, isTrusted := certificatesOf(secret), true
+	for _, had := range slices.Concat(mutates, validates) {
+		has := certificatesOf(*had)
+		before, isTrusted = append(before, has...), isTrusted && slices.ContainsFunc(has, ca.Cert.Equal)
 	}
-	return nil
+	roots := bundle(ca, before, now)
+	if err := s.put(ctx, mutating, mutated, mutates, roots); err != nil {
+		return nil, fmt.Errorf("put the CA into MutatingWebhookConfiguration %s: %w", s.WebhookConfiguration, err)
+	}
+	if err := s.put(ctx, validating, validated, validates, roots); err != nil {
+		return nil, fmt.Errorf("put the CA into ValidatingWebhookConfiguration %s: %w", s.WebhookConfiguration, err)
+	}
+	if !isTrusted {
+		s.trustedAt = now
+	}
+	return roots, nil
 }
 
 // put writes the roots into the bundles of a configuration, unless all have them.

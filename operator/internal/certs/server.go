@@ -12,11 +12,13 @@ import (
 	"fmt"
 	"net/http"
 	"sync/atomic"
+	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -54,13 +56,17 @@ type Server struct {
 	Names
 
 	client  client.Client
+	clock   clock.PassiveClock
 	serving atomic.Pointer[tls.Certificate]
 	trusted atomic.Bool
+	// seen is the CA that was asked about last, and since when.
+	seen  *x509.Certificate
+	since time.Time
 }
 
 // SetupWithManager starts the reconciler with the manager.
 func (s *Server) SetupWithManager(mgr manager.Manager) error {
-	s.client = mgr.GetClient()
+	s.client, s.clock = mgr.GetClient(), clock.RealClock{}
 	toSecret := func(context.Context, client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: s.Secret}}
 	}
@@ -78,18 +84,18 @@ func (s *Server) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) 
 	return nil, fmt.Errorf("no certificate in Secret %s yet", s.Secret)
 }
 
-// Ready is a readiness check: a certificate exists, and the webhook configuration trusts it.
+// Ready is a readiness check: a certificate exists, and every API server trusts it.
 func (s *Server) Ready(*http.Request) error {
 	if _, err := s.GetCertificate(nil); err != nil {
 		return err
 	}
 	if !s.trusted.Load() {
-		return fmt.Errorf("MutatingWebhookConfiguration %s does not have the CA of the certificate in Secret %s yet", s.WebhookConfiguration, s.Secret)
+		return fmt.Errorf("MutatingWebhookConfiguration %s does not have the CA of the certificate in Secret %s yet, or not for %s", s.WebhookConfiguration, s.Secret, trustDelay)
 	}
 	return nil
 }
 
-// Reconcile serves what the Secret has. A Secret without a certificate leaves the earlier one.
+// Reconcile serves what the Secret has, once it is trusted. A Secret without a certificate leaves the earlier one.
 func (s *Server) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
 	secret := &corev1.Secret{}
 	if err := s.client.Get(ctx, s.Secret, secret); err != nil {
@@ -98,34 +104,70 @@ func (s *Server) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.
 	if len(secret.Data[corev1.TLSCertKey]) == 0 || len(secret.Data[corev1.TLSPrivateKeyKey]) == 0 {
 		return reconcile.Result{}, nil // the next one is an event
 	}
-	certificate, err := tls.X509KeyPair(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey])
+	offered, err := tls.X509KeyPair(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey])
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("certificate in Secret %s: %w", s.Secret, err)
 	}
-	s.serving.Store(&certificate)
 	config := &admissionregistrationv1.MutatingWebhookConfiguration{}
 	if err := s.client.Get(ctx, types.NamespacedName{Name: s.WebhookConfiguration}, config); err != nil {
+		s.serving.CompareAndSwap(nil, &offered)
 		return reconcile.Result{}, fmt.Errorf("read MutatingWebhookConfiguration %s: %w", s.WebhookConfiguration, err)
 	}
-	if isTrusted(config, &certificate) {
-		s.trusted.Store(true)
-	}
-	return reconcile.Result{}, nil
+	return reconcile.Result{RequeueAfter: s.serve(&offered, config)}, nil
 }
 
-// isTrusted reports whether every webhook of the configuration has the certificate's CA.
-func isTrusted(config *admissionregistrationv1.MutatingWebhookConfiguration, certificate *tls.Certificate) bool {
-	leaf, err := x509.ParseCertificate(certificate.Certificate[0])
-	if err != nil {
-		return false
+// serve serves the certificate that the Secret offers. If another CA signed it, the present one is served until every API server has read
+// that CA. The result says when to look again; zero: at the next event.
+func (s *Server) serve(offered *tls.Certificate, config *admissionregistrationv1.MutatingWebhookConfiguration) (wait time.Duration) {
+	now := s.clock.Now()
+	if present := s.serving.Load(); present != nil {
+		before, after := s.signer(present, config, now), s.signer(offered, config, now)
+		switch {
+		case before == nil: // nothing is worse
+		case after == nil:
+			return 0
+		case !after.Equal(before):
+			if wait := s.settles(after, now); wait > 0 {
+				return wait
+			}
+		}
 	}
+	s.serving.Store(offered)
+	if s.trusted.Load() {
+		return 0
+	}
+	// Whether it has expired does not matter here: a server that is not ready would not help.
+	ca := s.signer(offered, config, offered.Leaf.NotBefore)
+	if ca == nil {
+		return 0
+	}
+	// While nothing else is trusted, no API server calls anybody yet.
+	if wait := s.settles(ca, now); wait > 0 && len(certificatesOf(config.Webhooks[0].ClientConfig.CABundle)) > 1 {
+		return wait
+	}
+	s.trusted.Store(true)
+	return 0
+}
+
+// settles returns in how much time every API server has read a CA that is trusted. Should the clock of the issuer be ahead, the time
+// counts from when this process has seen it.
+func (s *Server) settles(ca *x509.Certificate, now time.Time) time.Duration {
+	if !ca.Equal(s.seen) {
+		s.seen, s.since = ca, now
+	}
+	return min(settledAt(ca).Sub(now), s.since.Add(trustDelay).Sub(now))
+}
+
+// signer returns the CA for which every webhook of the configuration trusts the certificate; nil: one of them does not.
+func (s *Server) signer(certificate *tls.Certificate, config *admissionregistrationv1.MutatingWebhookConfiguration, at time.Time) (ca *x509.Certificate) {
 	for i := range config.Webhooks {
 		roots := x509.NewCertPool()
 		roots.AppendCertsFromPEM(config.Webhooks[i].ClientConfig.CABundle)
-		// Whether it has expired does not matter here: a server that is not ready would not help.
-		if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: leaf.NotBefore}); err != nil {
-			return false
+		chains, err := certificate.Leaf.Verify(x509.VerifyOptions{DNSName: s.dnsName(), Roots: roots, CurrentTime: at})
+		if err != nil {
+			return nil
 		}
+		ca = chains[0][len(chains[0])-1]
 	}
-	return true
+	return ca
 }

@@ -169,17 +169,22 @@ func lost(path string, before, now any) (all []string) {
 	return all
 }
 
-// controller runs this version's controller with the chart's permissions until stop.
+// controller runs this version's controller until stop.
 func (c *cluster) controller(t *testing.T) (stop func()) {
+	t.Helper()
+	return c.program(t, "controller", "--bench-image=registry.example.com/bench:1", "--reduction-image="+servers)
+}
+
+// program runs this version's program in a role, with the chart's permissions, until stop.
+func (c *cluster) program(t *testing.T, role string, flags ...string) (stop func()) {
 	t.Helper()
 	binary := filepath.Join(c.work, "evenkeel-operator")
 	if err := apiserver.Command(c.root, nil, "go", "build", "-o", binary, "./operator/cmd/evenkeel-operator"); err != nil {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer
-	cmd := exec.Command(binary, "controller", "--namespace="+namespace, "--bench-image=registry.example.com/bench:1", "--reduction-image="+servers,
-		"--metrics-bind-address=0", "--health-probe-bind-address=0")
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig(t, apiserver.As(c.config, namespace, "evenkeel-controller"), c.work, "controller"))
+	cmd := exec.Command(binary, slices.Concat([]string{role, "--namespace=" + namespace}, flags, []string{"--metrics-bind-address=0", "--health-probe-bind-address=0"})...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig(t, apiserver.As(c.config, namespace, "evenkeel-"+role), c.work, role))
 	cmd.Stdout, cmd.Stderr = &log, &log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
@@ -195,7 +200,7 @@ func (c *cluster) controller(t *testing.T) (stop func()) {
 			t.Error(err)
 		}
 		if err := cmd.Wait(); err != nil || t.Failed() {
-			t.Errorf("the controller: %v\n%s", err, log.String())
+			t.Errorf("the %s: %v\n%s", role, err, log.String())
 		}
 	}
 	t.Cleanup(stop)

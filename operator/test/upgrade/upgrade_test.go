@@ -2,11 +2,20 @@
 package upgrade
 
 import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/pem"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/open-policy-agent/cert-controller/pkg/rotator"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -94,7 +103,46 @@ func kubeconfig(t *testing.T, config *rest.Config, work, name string) string {
 // values are those of the chart, old and new.
 var values = []string{"--set", "defaultProfile.spec.plugin.image=" + pinned, "--set", "reduction.image=" + servers}
 
-// TestChartUpgradeAndRollback has a held job, a running one, and a certificate that the API server trusts. All of them stay.
+// earlierCertificate is the Secret of the earlier version: its webhook makes CA, key and certificate.
+func earlierCertificate(t *testing.T) map[string][]byte {
+	t.Helper()
+	maker := &rotator.CertRotator{
+		CAName: "evenkeel-ca", CAOrganization: "evenkeel.dev", DNSName: "evenkeel-webhook." + namespace + ".svc", ExtKeyUsages: &[]x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	begin, end := time.Now().Add(-time.Hour), time.Now().AddDate(1, 0, 0)
+	ca, err := maker.CreateCACert(begin, end)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certificate, key, err := maker.CreateCertPEM(ca, begin, end)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return map[string][]byte{"ca.crt": ca.CertPEM, "ca.key": ca.KeyPEM, "tls.crt": certificate, "tls.key": key}
+}
+
+// issue runs this version's issuer, as its chart does, until the webhook has a certificate, and returns that.
+func (c *cluster) issue(t *testing.T) []byte {
+	t.Helper()
+	deployment := &appsv1.Deployment{}
+	if err := c.client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "evenkeel-certificates"}, deployment); err != nil {
+		t.Fatal(err)
+	}
+	args := deployment.Spec.Template.Spec.Containers[0].Args
+	stop := c.program(t, args[0], args[1:]...)
+	var certificate []byte
+	eventually(t, "the webhook has a certificate", func(ctx context.Context) (bool, error) {
+		secret := &corev1.Secret{}
+		err := c.client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: "evenkeel-webhook-tls"}, secret)
+		certificate = secret.Data["tls.crt"]
+		return len(certificate) > 0, err
+	})
+	stop()
+	return certificate
+}
+
+// TestChartUpgradeAndRollback has a held job, a running one, and a certificate that the API server trusts. All of them stay: neither
+// version makes a CA while webhooks of the other one are there.
 func TestChartUpgradeAndRollback(t *testing.T) {
 	cluster := newCluster(t)
 	c, helm, root := cluster.client, cluster.helm, cluster.root
@@ -116,12 +164,23 @@ func TestChartUpgradeAndRollback(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	secret := &corev1.Secret{}
+	secret, webhooks := &corev1.Secret{}, &admissionregistrationv1.MutatingWebhookConfiguration{}
 	name := client.ObjectKey{Namespace: namespace, Name: "evenkeel-webhook-cert"}
 	get(name, secret)
-	secret.Data = map[string][]byte{"tls.crt": []byte("a"), "tls.key": []byte("b"), "ca.crt": []byte("c"), "ca.key": []byte("d")}
-	if err := c.Update(t.Context(), secret); err != nil {
-		t.Fatal(err)
+	get(client.ObjectKey{Name: "evenkeel"}, webhooks)
+	made := earlierCertificate(t)
+	secret.Data = made
+	for i := range webhooks.Webhooks {
+		webhooks.Webhooks[i].ClientConfig.CABundle = made["ca.crt"]
+	}
+	for _, object := range []client.Object{secret, webhooks} {
+		if err := c.Update(t.Context(), object); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var earlier []string
+	for _, w := range webhooks.Webhooks {
+		earlier = append(earlier, w.Name)
 	}
 	stays := func(step string) {
 		t.Helper()
@@ -132,15 +191,49 @@ func TestChartUpgradeAndRollback(t *testing.T) {
 				t.Errorf("%s: job %s is %+v", step, name, object.ObjectMeta)
 			}
 		}
+		secret, webhooks = &corev1.Secret{}, &admissionregistrationv1.MutatingWebhookConfiguration{}
 		get(name, secret)
-		if string(secret.Data["tls.crt"]) != "a" {
-			t.Errorf("%s: the certificate is gone: %v", step, secret.Data)
+		for key, value := range made {
+			if !bytes.Equal(secret.Data[key], value) {
+				t.Errorf("%s: the Secret has another %s: %s", step, key, secret.Data[key])
+			}
+		}
+		get(client.ObjectKey{Name: "evenkeel"}, webhooks)
+		kept := 0
+		for _, w := range webhooks.Webhooks {
+			if !slices.Contains(earlier, w.Name) {
+				continue
+			}
+			kept++
+			if !bytes.Equal(w.ClientConfig.CABundle, made["ca.crt"]) {
+				t.Errorf("%s: %s trusts %q", step, w.Name, w.ClientConfig.CABundle)
+			}
+		}
+		if kept == 0 {
+			t.Errorf("%s: no webhook is left of %q", step, earlier)
 		}
 	}
-	helm(append([]string{"upgrade", "evenkeel", filepath.Join(root, "charts", "evenkeel")}, values...)...)
-	stays("upgraded")
+	upgrade := func(step string) {
+		t.Helper()
+		helm(append([]string{"upgrade", "evenkeel", filepath.Join(root, "charts", "evenkeel")}, values...)...)
+		stays(step)
+		certificate := cluster.issue(t)
+		stays(step + ", with this version's issuer")
+		block, _ := pem.Decode(certificate)
+		leaf, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range webhooks.Webhooks {
+			roots := x509.NewCertPool()
+			roots.AppendCertsFromPEM(w.ClientConfig.CABundle)
+			if _, err := leaf.Verify(x509.VerifyOptions{DNSName: "evenkeel-webhook." + namespace + ".svc", Roots: roots}); err != nil {
+				t.Errorf("%s: the API server would refuse to call %s: %v", step, w.Name, err)
+			}
+		}
+	}
+	upgrade("upgraded")
 	helm("rollback", "evenkeel", "1")
 	stays("rolled back")
-	helm(append([]string{"upgrade", "evenkeel", filepath.Join(root, "charts", "evenkeel")}, values...)...)
-	stays("upgraded again")
+	upgrade("upgraded again")
 }
