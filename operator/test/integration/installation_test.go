@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -33,9 +34,10 @@ import (
 
 const (
 	systemNamespace = "evenkeel-system"
-	// startTimeout bounds how long a program may take until it is ready, stopTimeout how long until it has ended.
+	// startTimeout bounds how long a program may take until it is ready, stopTimeout how long until it has ended, which is what the
+	// kubelet grants.
 	startTimeout = 60 * time.Second
-	stopTimeout  = 20 * time.Second
+	stopTimeout  = 30 * time.Second
 	zeros        = "0000000000000000000000000000000000000000000000000000000000000000"
 	image        = "registry.example.com/evenkeel-plugin@sha256:" + zeros
 
@@ -323,21 +325,39 @@ func (b *lockedBuffer) String() string {
 }
 
 // freeUDPAddress is an address of this machine that nothing receives datagrams at.
-func freeUDPAddress() (string, error) {
-	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return conn.LocalAddr().String(), conn.Close()
+func freeUDPAddress() (address string, err error) {
+	err = tryPorts(func(at string) error {
+		conn, err := net.ListenPacket("udp", at)
+		if err != nil {
+			return err
+		}
+		address = at
+		return conn.Close()
+	})
+	return address, err
 }
 
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
+func freePort() (port int, err error) {
+	err = tryPorts(func(at string) error {
+		l, err := net.Listen("tcp", at)
+		if err != nil {
+			return err
+		}
+		port = l.Addr().(*net.TCPAddr).Port
+		return l.Close()
+	})
+	return port, err
+}
+
+// tryPorts tries ports until one is free. They are not those that the system gives to connections: such a port could be taken by one
+// of the API server's while no program listens on it yet, or while it restarts.
+func tryPorts(try func(address string) error) (err error) {
+	for range 100 {
+		if err = try(fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(20000))); err == nil {
+			return nil
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
+	return err
 }
 
 // ready reports whether the profile's status is about its present spec, and what the condition Ready says.
