@@ -41,7 +41,7 @@ func TestNothingOfEncryptedJobIsReadableOnTheNetwork(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if _, err := cluster.Kubectl(ctx, "wait", "networkprofile/encrypted", "--for=condition=Ready", "--timeout=30s"); err != nil {
+	if _, err := cluster.Kubectl(ctx, "wait", "networkprofile/encrypted", "--for=condition=Ready", "--timeout=120s"); err != nil {
 		t.Fatal(err)
 	}
 	for _, test := range []struct {

@@ -30,7 +30,7 @@ func profile(t *testing.T, name, plugin string) {
 			t.Error(err)
 		}
 	})
-	if _, err := cluster.Kubectl(t.Context(), "wait", "networkprofile/"+name, "--for=condition=Ready", "--timeout=30s"); err != nil {
+	if _, err := cluster.Kubectl(t.Context(), "wait", "networkprofile/"+name, "--for=condition=Ready", "--timeout=120s"); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -184,7 +184,7 @@ func TestWebhookOutageBlocksLabelledPodsOnly(t *testing.T) {
 	scale("0")
 	t.Cleanup(func() {
 		scale("2")
-		if _, err := cluster.Kubectl(context.Background(), "-n", "evenkeel-system", "rollout", "status", "deployment/evenkeel-webhook", "--timeout=60s"); err != nil {
+		if _, err := cluster.Kubectl(context.Background(), "-n", "evenkeel-system", "rollout", "status", "deployment/evenkeel-webhook", "--timeout=120s"); err != nil {
 			t.Error(err)
 		}
 	})

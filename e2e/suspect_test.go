@@ -43,7 +43,7 @@ func TestSuspectIsNamedConfirmedAndAvoided(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if _, err := cluster.Kubectl(ctx, "wait", "networkprofile/watch", "--for=condition=Ready", "--timeout=30s"); err != nil {
+	if _, err := cluster.Kubectl(ctx, "wait", "networkprofile/watch", "--for=condition=Ready", "--timeout=120s"); err != nil {
 		t.Fatal(err)
 	}
 	suspectPolicy(ctx, t)
