@@ -31,6 +31,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/controller/pluginreports"
 	"evenkeel.dev/evenkeel/operator/internal/controller/reductionservice"
 	"evenkeel.dev/evenkeel/operator/internal/controller/suspicions"
+	"evenkeel.dev/evenkeel/operator/internal/kube/debounce"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
 	"evenkeel.dev/evenkeel/operator/internal/nodeuse"
 	"evenkeel.dev/evenkeel/operator/internal/uninstall"
@@ -43,6 +44,8 @@ const (
 	suspicionPoll = 10 * time.Second
 	// kindPoll is the interval at which the cluster is asked for kinds of jobs that were installed meanwhile.
 	kindPoll = 10 * time.Second
+	// electionRetry is the interval at which a replica tries to become the leader, or to stay it.
+	electionRetry = 2 * time.Second
 	// releaseTimeout bounds the release of everything that waits, and is less than the pod's grace period. readTimeout bounds the
 	// question whether that is necessary, so that the controller ends soon without an API server.
 	releaseTimeout, readTimeout = 55 * time.Second, 5 * time.Second
@@ -56,6 +59,7 @@ type controllerRole struct {
 	checkPriorityClass                                                                     string
 	reportAddress                                                                          string
 	imagePullSecrets                                                                       []string
+	delays                                                                                 float64
 }
 
 func controllerCommand() *cobra.Command {
@@ -87,6 +91,8 @@ func controllerCommand() *cobra.Command {
 	cmd.Flags().StringVar(&c.reportAddress, "report-bind-address", "0", `where the plugin's reports are received (UDP), such as :9640; "0" turns that off`)
 	cmd.Flags().BoolVar(&c.jobKeys, "job-keys", false, "make keys for jobs whose profile requires encryption, which the webhook names")
 	cmd.Flags().StringVar(&c.reductionImage, "reduction-image", "", "image of the reduction servers; without one, no job gets any")
+	cmd.Flags().Float64Var(&c.delays, "delay-scale", 1, "factor for the delays by which changes are collected, and for the intervals of polling")
+	_ = cmd.Flags().MarkHidden("delay-scale") // for tests; the flag exists
 	return cmd
 }
 
@@ -96,6 +102,9 @@ func (c *controllerRole) validate() error {
 	}
 	if _, _, err := net.SplitHostPort(c.reportAddress); c.reportAddress != "0" && err != nil {
 		return fmt.Errorf(`--report-bind-address=%q: want HOST:PORT, :PORT or "0"`, c.reportAddress)
+	}
+	if c.delays <= 0 {
+		return fmt.Errorf("--delay-scale=%g: want more than 0", c.delays)
 	}
 	if c.defaultProfile != "" {
 		if _, err := defaults.Load(c.defaultProfile, nil); err != nil {
@@ -109,6 +118,8 @@ func (c *controllerRole) validate() error {
 }
 
 func (c *controllerRole) run(ctx context.Context) error {
+	delays := debounce.Scale(c.delays)
+	retry, poll := delays.Of(electionRetry), delays.Of(kindPoll)
 	byObject := networkprofile.Cached()
 	maps.Copy(byObject, injectionevents.Cached())
 	maps.Copy(byObject, networkcheck.Cached(c.namespace))
@@ -123,6 +134,7 @@ func (c *controllerRole) run(ctx context.Context) error {
 		LeaderElectionNamespace: c.namespace,
 		// The process ends with its manager, so the next one need not wait for the lease to run out.
 		LeaderElectionReleaseOnCancel: true,
+		RetryPeriod:                   &retry,
 	}, kinds...)
 	if err != nil {
 		return err
@@ -130,7 +142,7 @@ func (c *controllerRole) run(ctx context.Context) error {
 	if err := mgr.AddReadyzCheck("process", healthz.Ping); err != nil {
 		return fmt.Errorf("readiness check: %w", err)
 	}
-	if err := (&networkprofile.Reconciler{ReductionImage: c.reductionImage}).SetupWithManager(mgr); err != nil {
+	if err := (&networkprofile.Reconciler{ReductionImage: c.reductionImage, Delays: delays}).SetupWithManager(mgr); err != nil {
 		return fmt.Errorf("networkprofile controller: %w", err)
 	}
 	if err := (&injectionevents.Reconciler{}).SetupWithManager(mgr); err != nil {
@@ -141,29 +153,30 @@ func (c *controllerRole) run(ctx context.Context) error {
 		return fmt.Errorf("client: %w", err)
 	}
 	use := nodeuse.New(c.namespace, clock.RealClock{})
-	checks := &networkcheck.Reconciler{Namespace: c.namespace, BenchImage: c.benchImage, NCCLTestsImage: c.ncclTestsImage, RCCLTestsImage: c.rcclTestsImage, PriorityClass: c.checkPriorityClass, Use: use, ImagePullSecrets: c.imagePullSecrets, Logs: networkcheck.PodLogs{Clientset: clientset}, Clock: clock.RealClock{}, Poll: checkPoll}
+	use.Delays = delays
+	checks := &networkcheck.Reconciler{Namespace: c.namespace, BenchImage: c.benchImage, NCCLTestsImage: c.ncclTestsImage, RCCLTestsImage: c.rcclTestsImage, PriorityClass: c.checkPriorityClass, Use: use, ImagePullSecrets: c.imagePullSecrets, Logs: networkcheck.PodLogs{Clientset: clientset}, Clock: clock.RealClock{}, Poll: delays.Of(checkPoll), Delays: delays}
 	requests := networkcheckpolicy.NewCheckRequests()
-	evaluator := jobgate.Evaluator{Namespace: c.namespace, Requests: requests, Use: use, Clock: clock.RealClock{}, Poll: kindPoll}
+	evaluator := jobgate.Evaluator{Namespace: c.namespace, Requests: requests, Use: use, Clock: clock.RealClock{}, Poll: poll, Delays: delays}
 	controllers := map[string]interface{ SetupWithManager(manager.Manager) error }{
 		"nodeuse":                   use,
 		"networkcheck":              checks,
 		"nodenetworkhealth-results": &nodenetworkhealth.ResultRecorder{},
-		"nodenetworkhealth-marker":  &nodenetworkhealth.NodeMarker{Clock: clock.RealClock{}},
+		"nodenetworkhealth-marker":  &nodenetworkhealth.NodeMarker{Clock: clock.RealClock{}, Delays: delays},
 		"metrics":                   &metrics.StateCollector{},
-		"networkcheckpolicy":        &networkcheckpolicy.Reconciler{Namespace: c.namespace, Requests: requests, Use: use, Clock: clock.RealClock{}},
+		"networkcheckpolicy":        &networkcheckpolicy.Reconciler{Namespace: c.namespace, Requests: requests, Use: use, Clock: clock.RealClock{}, Delays: delays},
 		"jobgate-kueue":             &kueue.Reconciler{Evaluator: evaluator},
 		"jobgate-suspend":           &suspend.Reconciler{Evaluator: evaluator},
 	}
 	if c.reportAddress != "0" {
-		controllers["pluginreports-receiver"] = &pluginreports.Receiver{Address: c.reportAddress, Clock: clock.RealClock{}}
-		controllers["pluginreports"] = &pluginreports.Reconciler{Clock: clock.RealClock{}, Times: pluginreports.DefaultTimes}
-		controllers["suspicions"] = &suspicions.Reconciler{Clock: clock.RealClock{}, Poll: suspicionPoll}
+		controllers["pluginreports-receiver"] = &pluginreports.Receiver{Address: c.reportAddress, Clock: clock.RealClock{}, Delays: delays}
+		controllers["pluginreports"] = &pluginreports.Reconciler{Clock: clock.RealClock{}, Times: pluginreports.DefaultTimes, Delays: delays}
+		controllers["suspicions"] = &suspicions.Reconciler{Clock: clock.RealClock{}, Poll: delays.Of(suspicionPoll)}
 	}
 	if c.jobKeys {
-		controllers["jobkey"] = &jobkey.Reconciler{KindPoll: kindPoll}
+		controllers["jobkey"] = &jobkey.Reconciler{KindPoll: poll}
 	}
 	if c.reductionImage != "" {
-		controllers["reductionservice"] = &reductionservice.Reconciler{Image: c.reductionImage, Clock: clock.RealClock{}, KindPoll: kindPoll}
+		controllers["reductionservice"] = &reductionservice.Reconciler{Image: c.reductionImage, Clock: clock.RealClock{}, KindPoll: poll}
 	}
 	for name, controller := range controllers {
 		if err := controller.SetupWithManager(mgr); err != nil {

@@ -39,6 +39,7 @@ func TestFlagErrorsAreOneLine(t *testing.T) {
 		"webhook --cert-source=Supplied --cert-dir=/nowhere": "/nowhere/tls.crt",
 		"controller --leader-elect --namespace=n":            "needs --leader-election-id",
 		"controller":                                         "needs --namespace",
+		"controller --namespace=n --delay-scale=0":           "--delay-scale=0: want more than 0",
 		"certificates --namespace=n --secret=s":              "needs --ca-secret",
 		"controller --default-profile=/nowhere":              "/nowhere",
 		"version --log-level=loud":                           `--log-level="loud": want debug, info, warn, error`,

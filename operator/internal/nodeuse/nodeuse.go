@@ -28,6 +28,7 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/accelerator"
+	"evenkeel.dev/evenkeel/operator/internal/kube/debounce"
 	"evenkeel.dev/evenkeel/operator/internal/kube/slim"
 )
 
@@ -45,6 +46,8 @@ type Tracker struct {
 	// Namespace is the one whose checks' pods do not count.
 	Namespace string
 	Clock     clock.PassiveClock
+	// Delays scales how long changes are collected.
+	Delays debounce.Scale
 
 	mu        sync.Mutex
 	nodes     map[string]*node
@@ -220,7 +223,7 @@ func (c *Changes) Start(ctx context.Context, queue workqueue.TypedRateLimitingIn
 				return
 			case <-changed:
 				for _, request := range c.requests(ctx, nil) {
-					queue.AddAfter(request, changeDelay)
+					queue.AddAfter(request, c.tracker.Delays.Of(changeDelay))
 				}
 			}
 		}

@@ -60,6 +60,8 @@ type Evaluator struct {
 	// Clock is replaced in tests. Poll is how often the cluster is asked for kinds that it does not serve yet.
 	Clock clock.PassiveClock
 	Poll  time.Duration
+	// Delays scales how long changes are collected, and the pods of a gang.
+	Delays debounce.Scale
 
 	// Transform, if set, reduces the objects that wait to what is needed of them. Wanted, if set, says which of their kinds are to be
 	// watched.
@@ -117,8 +119,8 @@ func (e *Evaluator) NewController(mgr manager.Manager, name string, waiting []sc
 		return evaluate(ctx)
 	})
 	watcher, err := builder.ControllerManagedBy(mgr).Named(name).
-		Watches(&corev1.Node{}, debounce.Handler(debounceDelay, EnqueueAll), builder.WithPredicates(nodenetworkhealth.NodeChanged)).
-		Watches(&evenkeel.NodeNetworkHealth{}, debounce.Handler(debounceDelay, EnqueueAll)).
+		Watches(&corev1.Node{}, debounce.Handler(e.Delays.Of(debounceDelay), EnqueueAll), builder.WithPredicates(nodenetworkhealth.NodeChanged)).
+		Watches(&evenkeel.NodeNetworkHealth{}, debounce.Handler(e.Delays.Of(debounceDelay), EnqueueAll)).
 		Watches(&evenkeel.NetworkCheckPolicy{}, EnqueueAll, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&evenkeel.NetworkCheck{}, EnqueueAll).
 		WatchesRawSource(e.Use.Source(func(context.Context, client.Object) []reconcile.Request { return []reconcile.Request{singleRequest} })).

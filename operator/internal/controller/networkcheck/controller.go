@@ -84,6 +84,8 @@ type Reconciler struct {
 	// Clock is replaced in tests. Poll is the interval at which the pods of running checks are read.
 	Clock clock.PassiveClock
 	Poll  time.Duration
+	// Delays scales how long ended runs are collected.
+	Delays debounce.Scale
 
 	client  client.Client
 	live    client.Reader
@@ -112,7 +114,7 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	}
 	return builder.ControllerManagedBy(mgr).Named("networkcheck").
 		For(&evenkeel.NetworkCheck{}).
-		Watches(&batchv1.Job{}, debounce.Handler(debounceDelay, handler.EnqueueRequestForOwner(mgr.GetScheme(), mgr.GetRESTMapper(), &evenkeel.NetworkCheck{}, handler.OnlyControllerOwner()))).
+		Watches(&batchv1.Job{}, debounce.Handler(c.Delays.Of(debounceDelay), handler.EnqueueRequestForOwner(mgr.GetScheme(), mgr.GetRESTMapper(), &evenkeel.NetworkCheck{}, handler.OnlyControllerOwner()))).
 		WatchesRawSource(c.Use.Source(nil)). // no requests: the pods of runs are polled anyway
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: concurrentChecks,

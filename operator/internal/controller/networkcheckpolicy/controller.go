@@ -63,6 +63,8 @@ type Reconciler struct {
 	// Use says which nodes are in use.
 	Use   *nodeuse.Tracker
 	Clock clock.PassiveClock
+	// Delays scales how long changes are collected, and the nodes that jobs leave.
+	Delays debounce.Scale
 
 	client client.Client
 }
@@ -74,7 +76,7 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	return builder.ControllerManagedBy(mgr).Named("networkcheckpolicy").
 		For(&evenkeel.NetworkCheckPolicy{}).
 		Watches(&corev1.Node{}, every, builder.WithPredicates(nodenetworkhealth.NodeChanged)).
-		Watches(&evenkeel.NodeNetworkHealth{}, debounce.Handler(debounceDelay, every)).
+		Watches(&evenkeel.NodeNetworkHealth{}, debounce.Handler(c.Delays.Of(debounceDelay), every)).
 		Watches(&evenkeel.NetworkCheck{}, handler.EnqueueRequestsFromMapFunc(policyOfCheck)).
 		WatchesRawSource(source.Channel(c.Requests.changed, every)).
 		WatchesRawSource(c.Use.Source(c.allPolicies)).
@@ -231,7 +233,7 @@ func (c *Reconciler) createDueChecks(ctx context.Context, policy *evenkeel.Netwo
 	for _, name := range pending {
 		occupied[name] = true
 	}
-	v := &view{policy: policy, nodes: nodes, states: healths, use: c.Use, occupied: occupied, now: now}
+	v := &view{policy: policy, nodes: nodes, states: healths, use: c.Use, occupied: occupied, now: now, settle: c.Delays.Of(settleDelay)}
 	if status.LastScheduleTime != nil && s != nil {
 		v.scheduled = status.LastScheduleTime.Time
 	}

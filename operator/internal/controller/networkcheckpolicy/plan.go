@@ -102,6 +102,8 @@ type view struct {
 	// scheduled is the latest time of the schedule; zero: none.
 	scheduled time.Time
 	now       time.Time
+	// settle is how long the nodes that a job leaves are gathered.
+	settle time.Duration
 
 	next time.Time      // when time alone makes a check due
 	size map[string]int // of pools
@@ -184,14 +186,14 @@ func (v *view) reason(n *corev1.Node, s *evenkeel.NodeNetworkHealthStatus) (why 
 	suspected := health.SuspicionDue(s)
 	switch left := v.use.Left(n.Name); {
 	case !suspected.IsZero() && triggers.Suspicions != evenkeel.SwitchDisabled && older(suspected):
-		return triggerSuspicion, suspected.Add(settleDelay)
+		return triggerSuspicion, suspected.Add(v.settle)
 	case s.ObservedTime == nil && triggers.NewNodes != evenkeel.SwitchDisabled:
 		return triggerNew, time.Time{}
 	// Of a node that came later, its own triggers decide.
 	case !v.scheduled.IsZero() && older(v.scheduled) && !n.CreationTimestamp.After(v.scheduled):
 		return triggerSchedule, time.Time{}
 	case !left.IsZero() && triggers.JobEnd != evenkeel.SwitchDisabled && older(left) && older(v.now.Add(-health.Freshness(v.policy)/2)):
-		return triggerIdle, left.Add(settleDelay)
+		return triggerIdle, left.Add(v.settle)
 	}
 	return "", time.Time{}
 }

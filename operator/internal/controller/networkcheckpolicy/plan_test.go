@@ -70,7 +70,7 @@ var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 // newView has ready nodes without results. The changes are made by name.
 func newView(names ...string) *view {
 	p := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p"}}
-	v := &view{policy: p, states: map[string]*evenkeel.NodeNetworkHealthStatus{}, use: fakeUse{map[string]string{}, map[string]time.Time{}}, occupied: map[string]bool{}, now: noon}
+	v := &view{policy: p, states: map[string]*evenkeel.NodeNetworkHealthStatus{}, use: fakeUse{map[string]string{}, map[string]time.Time{}}, occupied: map[string]bool{}, now: noon, settle: settleDelay}
 	for _, name := range names {
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid of " + name)}}
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}

@@ -35,6 +35,8 @@ const nodesDelay = 500 * time.Millisecond
 type Reconciler struct {
 	// ReductionImage is the installation's image of reduction servers; empty: it has none.
 	ReductionImage string
+	// Delays scales how long changes are collected.
+	Delays debounce.Scale
 
 	client client.Client
 }
@@ -65,8 +67,8 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	c.client = mgr.GetClient()
 	return builder.ControllerManagedBy(mgr).Named("networkprofile").
 		For(&evenkeel.NetworkProfile{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&corev1.Node{}, debounce.Handler(nodesDelay, handler.EnqueueRequestsFromMapFunc(c.allProfiles)), builder.WithPredicates(nodeChanged)).
-		Watches(&evenkeel.NodeNetworkHealth{}, debounce.Handler(nodesDelay, handler.EnqueueRequestsFromMapFunc(c.tunedProfiles))).
+		Watches(&corev1.Node{}, debounce.Handler(c.Delays.Of(nodesDelay), handler.EnqueueRequestsFromMapFunc(c.allProfiles)), builder.WithPredicates(nodeChanged)).
+		Watches(&evenkeel.NodeNetworkHealth{}, debounce.Handler(c.Delays.Of(nodesDelay), handler.EnqueueRequestsFromMapFunc(c.tunedProfiles))).
 		Complete(c)
 }
 

@@ -37,6 +37,8 @@ const debounceDelay = 300 * time.Millisecond
 // be labeled depends on all of them.
 type NodeMarker struct {
 	Clock clock.PassiveClock
+	// Delays scales how long changes are collected.
+	Delays debounce.Scale
 
 	client client.Client
 	live   client.Reader
@@ -56,7 +58,7 @@ var NodeChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 // SetupWithManager starts the controller with the manager.
 func (m *NodeMarker) SetupWithManager(mgr manager.Manager) error {
 	m.client, m.live = mgr.GetClient(), mgr.GetAPIReader()
-	all := debounce.Handler(debounceDelay, handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request { return singleRequest }))
+	all := debounce.Handler(m.Delays.Of(debounceDelay), handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request { return singleRequest }))
 	return builder.ControllerManagedBy(mgr).Named("nodenetworkhealth-marker").
 		Watches(&corev1.Node{}, all, builder.WithPredicates(NodeChanged)).
 		Watches(&evenkeel.NodeNetworkHealth{}, all).

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"evenkeel.dev/evenkeel/operator/internal/kube/debounce"
 	"evenkeel.dev/evenkeel/operator/internal/kube/events"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
 	"evenkeel.dev/evenkeel/operator/internal/pluginstatus"
@@ -37,6 +38,8 @@ type Reconciler struct {
 	Clock clock.PassiveClock
 	// Times are how long pods may take to report.
 	Times Times
+	// Delays scales how long reports of a job are collected, and how long none may have come before they are told.
+	Delays debounce.Scale
 
 	client client.Client
 	live   client.Reader
@@ -56,7 +59,7 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	collect := func(queue workqueue.TypedRateLimitingInterface[reconcile.Request], pod client.Object) {
 		if _, expected := pluginstatus.Of(pod); expected {
 			job := types.NamespacedName{Namespace: pod.GetNamespace(), Name: string(workload.JobOf(pod).UID)}
-			queue.AddAfter(reconcile.Request{NamespacedName: job}, settleTime)
+			queue.AddAfter(reconcile.Request{NamespacedName: job}, c.Delays.Of(settleTime))
 		}
 	}
 	return builder.ControllerManagedBy(mgr).Named("pluginreports").
@@ -85,10 +88,11 @@ func (c *Reconciler) Reconcile(ctx context.Context, job reconcile.Request) (reco
 		delete(c.said, job.NamespacedName)
 		return reconcile.Result{}, nil
 	}
-	now := c.Clock.Now()
-	found := decide(list.Items, c.Times, now)
+	now, times := c.Clock.Now(), c.Times
+	times.Quiet = c.Delays.Of(times.Quiet)
+	found := decide(list.Items, times, now)
 	if !found.again.IsZero() {
-		return reconcile.Result{RequeueAfter: max(found.again.Sub(now), time.Second)}, nil
+		return reconcile.Result{RequeueAfter: max(found.again.Sub(now), c.Delays.Of(time.Second))}, nil
 	}
 	missing, again, err := c.running(ctx, found, now)
 	if err != nil {

@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/kube/debounce"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
 	"evenkeel.dev/evenkeel/operator/internal/pluginstatus"
 	"evenkeel.dev/evenkeel/operator/internal/suspects"
@@ -49,6 +50,8 @@ type Receiver struct {
 	// Address is where it listens (UDP).
 	Address string
 	Clock   clock.PassiveClock
+	// Delays scales how long further suspects of a pod wait.
+	Delays debounce.Scale
 
 	pods   client.Reader
 	names  *podNames
@@ -217,7 +220,7 @@ func (r *Receiver) enqueue(next report) {
 	switch {
 	case r.waiting[next.subject()], now.Sub(r.refused[next.sender()]) < refusedFor:
 		return
-	case next.annotation == evenkeel.SuspectsKey && next.value != "" && now.Sub(r.written[next.pod.UID]) < suspectsInterval:
+	case next.annotation == evenkeel.SuspectsKey && next.value != "" && now.Sub(r.written[next.pod.UID]) < r.Delays.Of(suspectsInterval):
 		return
 	}
 	select {

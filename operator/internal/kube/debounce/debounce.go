@@ -12,6 +12,17 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
+// A Scale multiplies the delays of a controller; zero is one. Tests make it small.
+type Scale float64
+
+// Of returns the delay by the scale.
+func (s Scale) Of(delay time.Duration) time.Duration {
+	if s == 0 {
+		return delay
+	}
+	return time.Duration(float64(s) * float64(delay))
+}
+
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
 // A delayedQueue adds requests after a delay. A request that is added again meanwhile is added once.

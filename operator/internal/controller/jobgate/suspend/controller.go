@@ -70,7 +70,7 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	if err != nil {
 		return err
 	}
-	return watcher.Watch(source.Kind(c.WaitingCache, client.Object(&corev1.Pod{}), debounce.Handler(podDelay, jobgate.EnqueueAll)))
+	return watcher.Watch(source.Kind(c.WaitingCache, client.Object(&corev1.Pod{}), debounce.Handler(c.Delays.Of(podDelay), jobgate.EnqueueAll)))
 }
 
 func (c *Reconciler) start(live client.Reader) {

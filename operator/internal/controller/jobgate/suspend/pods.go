@@ -59,7 +59,7 @@ func (c *Reconciler) listGatedPods(ctx context.Context) ([]gatedJob, error) {
 		if len(pods) == 0 {
 			continue
 		}
-		found = append(found, gatedJob{key: waiting.Key(), about: g.about, job: jobgate.FromPods(pods), notBefore: g.wholeAt(len(pods), now), open: func(ctx context.Context) error {
+		found = append(found, gatedJob{key: waiting.Key(), about: g.about, job: jobgate.FromPods(pods), notBefore: g.wholeAt(len(pods), now, c.Delays.Of(settleDelay)), open: func(ctx context.Context) error {
 			err := c.recordOpened(ctx, g, pods)
 			g.started = true
 			return errors.Join(err, c.openPods(ctx, pods))
@@ -92,7 +92,7 @@ func (g *gang) isLate(pod *corev1.Pod) bool {
 }
 
 // wholeAt returns when the gang counts as whole, if no more pods come until then. So many wait now.
-func (g *gang) wholeAt(pods int, now time.Time) time.Time {
+func (g *gang) wholeAt(pods int, now time.Time, settle time.Duration) time.Time {
 	if g.alone {
 		return time.Time{}
 	}
@@ -102,7 +102,7 @@ func (g *gang) wholeAt(pods int, now time.Time) time.Time {
 	if pods != g.pods {
 		g.pods, g.since = pods, now
 	}
-	whole, latest := g.since.Add(settleDelay), g.first.Add(maxSettle)
+	whole, latest := g.since.Add(settle), g.first.Add(maxSettle)
 	if latest.Before(whole) {
 		return latest
 	}
