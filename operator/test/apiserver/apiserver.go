@@ -11,6 +11,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
@@ -19,6 +21,9 @@ import (
 
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
+
+// startTimeout and stopTimeout bound the start and the end of the API server and of etcd, on a busy machine.
+const startTimeout, stopTimeout = 2 * time.Minute, time.Minute
 
 // Start starts etcd and an API server with the definitions in the files, and returns how to reach it as its administrator.
 // The work folder is the caller's, and empty.
@@ -30,7 +35,10 @@ func Start(work string, definitions ...string) (config *rest.Config, stop func()
 	if err := mortal(assets, work); err != nil {
 		return nil, nil, err
 	}
-	environment := &envtest.Environment{BinaryAssetsDirectory: work, ErrorIfCRDPathMissing: true, CRDDirectoryPaths: definitions}
+	environment := &envtest.Environment{
+		BinaryAssetsDirectory: work, ErrorIfCRDPathMissing: true, CRDDirectoryPaths: definitions,
+		ControlPlaneStartTimeout: startTimeout, ControlPlaneStopTimeout: stopTimeout,
+	}
 	if config, err = environment.Start(); err != nil {
 		return nil, nil, fmt.Errorf("start the API server: %w", err)
 	}
@@ -57,6 +65,15 @@ func mortal(assets, dir string) error {
 	return nil
 }
 
+// Operator is the path of the operator's program in the folder, which is built if it is not there yet.
+func Operator(root, folder string) (string, error) {
+	path := filepath.Join(folder, "evenkeel-operator")
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	return path, Command(root, nil, "go", "build", "-o", path, "./operator/cmd/evenkeel-operator")
+}
+
 // Helm is the path of the helm that HELM names, or of one that is built if need be.
 func Helm() (string, error) {
 	if path := os.Getenv("HELM"); path != "" {
@@ -69,19 +86,20 @@ func Helm() (string, error) {
 	return box.Path(context.Background(), "helm")
 }
 
-// Chart returns the objects that the chart renders.
+// rendered has what helm printed, by its arguments.
+var rendered struct {
+	sync.Mutex
+	text map[string]string
+}
+
+// Chart returns the objects that the chart renders. With the same arguments, helm runs once.
 func Chart(root, namespace string, args ...string) ([]*unstructured.Unstructured, error) {
-	path, err := Helm()
+	text, err := render(root, append([]string{"template", "evenkeel", filepath.Join("charts", "evenkeel"), "--namespace", namespace}, args...))
 	if err != nil {
 		return nil, err
 	}
-	var out bytes.Buffer
-	args = append([]string{"template", "evenkeel", filepath.Join("charts", "evenkeel"), "--namespace", namespace}, args...)
-	if err := Command(root, &out, path, args...); err != nil {
-		return nil, err
-	}
 	var objects []*unstructured.Unstructured
-	for document := range strings.SplitSeq(out.String(), "\n---\n") {
+	for document := range strings.SplitSeq(text, "\n---\n") {
 		object := &unstructured.Unstructured{}
 		if err := yaml.Unmarshal([]byte(document), &object.Object); err != nil {
 			return nil, fmt.Errorf("the chart renders what is not YAML: %w\n%s", err, document)
@@ -91,6 +109,28 @@ func Chart(root, namespace string, args ...string) ([]*unstructured.Unstructured
 		}
 	}
 	return objects, nil
+}
+
+func render(root string, args []string) (string, error) {
+	rendered.Lock()
+	defer rendered.Unlock()
+	key := strings.Join(append([]string{root}, args...), "\x00")
+	if text, done := rendered.text[key]; done {
+		return text, nil
+	}
+	path, err := Helm()
+	if err != nil {
+		return "", err
+	}
+	var out bytes.Buffer
+	if err := Command(root, &out, path, args...); err != nil {
+		return "", err
+	}
+	if rendered.text == nil {
+		rendered.text = map[string]string{}
+	}
+	rendered.text[key] = out.String()
+	return out.String(), nil
 }
 
 // Source is the folder of a third-party program's own files, in the module that the local cluster builds it from.

@@ -67,8 +67,8 @@ func run(m *testing.M) (code int, err error) {
 	if admin, err = client.New(config, client.Options{Scheme: scheme}); err != nil {
 		return 1, err
 	}
-	binary := filepath.Join(work, "evenkeel-operator")
-	if err := apiserver.Command(root, nil, "go", "build", "-o", binary, "./operator/cmd/evenkeel-operator"); err != nil {
+	binary, err := apiserver.Operator(root, work)
+	if err != nil {
 		return 1, err
 	}
 	if install, err = newInstallation(root, work, binary); err != nil {

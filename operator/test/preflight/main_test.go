@@ -42,6 +42,8 @@ const (
 var (
 	admin  client.Client
 	config *rest.Config
+	// work is a folder that goes with the tests.
+	work   string
 	scheme = func() *runtime.Scheme {
 		s := runtime.NewScheme()
 		if err := errors.Join(clientgoscheme.AddToScheme(s), evenkeel.AddToScheme(s)); err != nil {
@@ -71,8 +73,7 @@ func run(m *testing.M) (code int, err error) {
 	if err != nil {
 		return 1, err
 	}
-	work, err := os.MkdirTemp("", "evenkeel-preflight-")
-	if err != nil {
+	if work, err = os.MkdirTemp("", "evenkeel-preflight-"); err != nil {
 		return 1, err
 	}
 	defer os.RemoveAll(work)

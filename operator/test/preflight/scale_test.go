@@ -80,9 +80,8 @@ func startProcess(t *testing.T) *controllerProcess {
 	if err != nil {
 		t.Fatal(err)
 	}
-	work := t.TempDir()
-	binary := filepath.Join(work, "evenkeel-operator")
-	if err := apiserver.Command(root, nil, "go", "build", "-o", binary, "./operator/cmd/evenkeel-operator"); err != nil {
+	binary, err := apiserver.Operator(root, work)
+	if err != nil {
 		t.Fatal(err)
 	}
 	as := apiserver.As(config, namespace, account)
@@ -91,7 +90,7 @@ func startProcess(t *testing.T) *controllerProcess {
 	k.AuthInfos["test"] = &clientcmdapi.AuthInfo{ClientCertificateData: as.CertData, ClientKeyData: as.KeyData, Impersonate: as.Impersonate.UserName, ImpersonateGroups: as.Impersonate.Groups}
 	k.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "test"}
 	k.CurrentContext = "test"
-	kubeconfig := filepath.Join(work, "kubeconfig")
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := clientcmd.WriteToFile(*k, kubeconfig); err != nil {
 		t.Fatal(err)
 	}
