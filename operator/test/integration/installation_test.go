@@ -38,8 +38,11 @@ const (
 	// kubelet grants.
 	startTimeout = 60 * time.Second
 	stopTimeout  = 30 * time.Second
-	zeros        = "0000000000000000000000000000000000000000000000000000000000000000"
-	image        = "registry.example.com/evenkeel-plugin@sha256:" + zeros
+	// delayScale makes the controller collect changes for a short time only.
+	delayScale = "--delay-scale=0.1"
+
+	zeros = "0000000000000000000000000000000000000000000000000000000000000000"
+	image = "registry.example.com/evenkeel-plugin@sha256:" + zeros
 
 	reductionImage = "registry.example.com/evenkeel-reduction-server@sha256:" + zeros
 	ncclTestsImage = "registry.example.com/evenkeel-nccl-tests:1"
@@ -166,7 +169,7 @@ func (i *installation) startController() (*program, error) {
 	} else if err := used.Close(); err != nil {
 		return nil, err
 	}
-	return i.startProgram("evenkeel-controller", "--default-profile="+file, "--report-bind-address="+address)
+	return i.startProgram("evenkeel-controller", "--default-profile="+file, "--report-bind-address="+address, delayScale)
 }
 
 // startProgram runs what the chart's Deployment says: its arguments, its service account. Flags replace what depends on

@@ -456,7 +456,7 @@ func TestDefaultProfileRefusedIsCondition(t *testing.T) {
 			t.Fatal(err)
 		}
 		var err error
-		if install.controller, err = install.startProgram("evenkeel-controller", "--default-profile="+file); err != nil {
+		if install.controller, err = install.startProgram("evenkeel-controller", "--default-profile="+file, delayScale); err != nil {
 			t.Fatal(err)
 		}
 		p := waitProfile(t, "default", applied(metav1.ConditionFalse, test.part))

@@ -44,6 +44,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/controller/networkprofile"
 	"evenkeel.dev/evenkeel/operator/internal/controller/nodenetworkhealth"
 	"evenkeel.dev/evenkeel/operator/internal/controller/suspicions"
+	"evenkeel.dev/evenkeel/operator/internal/kube/debounce"
 	"evenkeel.dev/evenkeel/operator/internal/nodeuse"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/jobs"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/report"
@@ -59,16 +60,33 @@ func (c *clock) Now() time.Time                  { return time.Now().Add(time.Du
 func (c *clock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 func (c *clock) advance(by time.Duration)        { c.ahead.Add(int64(by)) }
 
+// quick makes controllers collect changes for a short time only.
+const quick = debounce.Scale(0.1)
+
 // start runs the controllers, with the chart's permissions, until the returned function is called. Those that go by days
 // and hours have their own clock.
 func start(t *testing.T, f *fleet, c, calendar *clock, change ...func(*ctrl.Options)) (stop func()) {
 	t.Helper()
-	return startWithLogs(t, f, c, calendar, change...)
+	return controllers{logs: f, clock: c, calendar: calendar}.start(t, change...)
 }
 
-// startWithLogs is start with the logs of another reader.
-func startWithLogs(t *testing.T, logs networkcheck.LogReader, c, calendar *clock, change ...func(*ctrl.Options)) (stop func()) {
+// controllers are the settings of start. Tests that set no delays get quick ones, and a tracker of their own.
+type controllers struct {
+	logs            networkcheck.LogReader
+	clock, calendar *clock
+	delays          debounce.Scale
+	use             *nodeuse.Tracker
+}
+
+func (c controllers) start(t *testing.T, change ...func(*ctrl.Options)) (stop func()) {
 	t.Helper()
+	if c.delays == 0 {
+		c.delays = quick
+	}
+	if c.use == nil {
+		c.use = nodeuse.New(namespace, &clock{})
+	}
+	c.use.Delays = c.delays
 	skip := true
 	cached := networkprofile.Cached()
 	maps.Copy(cached, networkcheck.Cached(namespace))
@@ -86,14 +104,13 @@ func startWithLogs(t *testing.T, logs networkcheck.LogReader, c, calendar *clock
 		t.Fatal(err)
 	}
 	requests := networkcheckpolicy.NewCheckRequests()
-	use := nodeuse.New(namespace, &clock{})
-	evaluator := jobgate.Evaluator{Namespace: namespace, Requests: requests, Use: use, Clock: calendar, Poll: 100 * time.Millisecond}
+	evaluator := jobgate.Evaluator{Namespace: namespace, Requests: requests, Use: c.use, Clock: c.calendar, Poll: 100 * time.Millisecond, Delays: c.delays}
 	for _, controller := range []interface{ SetupWithManager(manager.Manager) error }{
-		use,
-		&networkcheck.Reconciler{Namespace: namespace, BenchImage: benchName, PriorityClass: checkPriority, Use: use, Logs: logs, Clock: c, Poll: 50 * time.Millisecond},
-		&nodenetworkhealth.ResultRecorder{}, &nodenetworkhealth.NodeMarker{Clock: calendar}, &networkcheckpolicy.Reconciler{Namespace: namespace, Requests: requests, Use: use, Clock: calendar},
+		c.use,
+		&networkcheck.Reconciler{Namespace: namespace, BenchImage: benchName, PriorityClass: checkPriority, Use: c.use, Logs: c.logs, Clock: c.clock, Poll: 50 * time.Millisecond, Delays: c.delays},
+		&nodenetworkhealth.ResultRecorder{}, &nodenetworkhealth.NodeMarker{Clock: c.calendar, Delays: c.delays}, &networkcheckpolicy.Reconciler{Namespace: namespace, Requests: requests, Use: c.use, Clock: c.calendar, Delays: c.delays},
 		&suspend.Reconciler{Evaluator: evaluator}, &kueue.Reconciler{Evaluator: evaluator},
-		&suspicions.Reconciler{Clock: calendar, Poll: 100 * time.Millisecond},
+		&suspicions.Reconciler{Clock: c.calendar, Poll: 100 * time.Millisecond},
 	} {
 		if err := controller.SetupWithManager(mgr); err != nil {
 			t.Fatal(err)
@@ -232,7 +249,7 @@ func TestCheckHealthyPoolPasses(t *testing.T) {
 	var looks atomic.Int32
 	f := newFleet(t, func(nodes []string) ending {
 		e := links(nil)(nodes)
-		e.running = looks.Add(1)%8 != 0 // long enough for others to begin
+		e.running = looks.Add(1)%4 != 0 // long enough for others to begin
 		return e
 	})
 	start(t, f, &clock{}, &clock{})
@@ -487,7 +504,7 @@ func TestCheckRunsAreHandledInParallel(t *testing.T) {
 	var created, deleted, read meeting
 	f := newFleet(t, links(nil))
 	f.hold.Store(true)
-	startWithLogs(t, metLogs{f, &read}, &clock{}, &clock{}, func(o *ctrl.Options) {
+	controllers{logs: metLogs{f, &read}, clock: &clock{}, calendar: &clock{}}.start(t, func(o *ctrl.Options) {
 		o.NewClient = func(config *rest.Config, options client.Options) (client.Client, error) {
 			c, err := client.NewWithWatch(config, options)
 			if err != nil {

@@ -423,12 +423,14 @@ func gangPod(t *testing.T, name string, pools []string, owner metav1.OwnerRefere
 // The children of a JobSet start together: the first does not take the nodes that are proven while the second waits for others.
 func TestGateOfGangOpensWhole(t *testing.T) {
 	var released atomic.Bool
-	start(t, newFleet(t, func(nodes []string) ending {
+	// With the usual delays, the gang settles after all four pods exist, even on a busy machine.
+	f := newFleet(t, func(nodes []string) ending {
 		if released.Load() || strings.HasPrefix(nodes[0], "gang-quick") {
 			return links(nil)(nodes)
 		}
 		return stuck(nodes)
-	}), &clock{}, &clock{})
+	})
+	controllers{logs: f, clock: &clock{}, calendar: &clock{}, delays: 1}.start(t)
 	newNodes(t, "gang-quick", 2)
 	pools := []string{"gang-quick", "gang-slow"}
 	newPolicy(t, "gang", onStart(func(s *evenkeel.NetworkCheckPolicySpec) {

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/nodeuse"
 )
 
 // taintNode gives the node a taint, or none.
@@ -199,8 +200,8 @@ func TestPolicyComparesWithEarlierResults(t *testing.T) {
 	})
 	nodes := newNodes(t, "usual", 4)
 	giveGPUs(t, 8, nodes...)
-	now := &clock{}
-	start(t, f, now, now)
+	now, use := &clock{}, nodeuse.New(namespace, &clock{})
+	controllers{logs: f, clock: now, calendar: now, use: use}.start(t)
 	p := newPolicy(t, "usual", func(s *evenkeel.NetworkCheckPolicySpec) {
 		long := int32(86400) // Jobs are made by the API server's clock
 		s.Check.RunTimeoutSeconds = &long
@@ -221,11 +222,11 @@ func TestPolicyComparesWithEarlierResults(t *testing.T) {
 	}
 	before := len(results("usual-1"))
 	slow.Store(true)
-	now.advance(13 * time.Hour)
 	for _, l := range leave {
 		l()
 	}
-	now.advance(time.Minute)
+	eventually(t, "both nodes count as idle", func(context.Context) (bool, error) { return use.User("usual-0")+use.User("usual-1") == "", nil })
+	now.advance(13 * time.Hour)
 	touch(t, p, "later")
 	eventually(t, "two nodes are checked", func(context.Context) (bool, error) { return len(results("usual-1")) > before, nil })
 	if got := results("usual-1")[0]; got.Verdict != evenkeel.VerdictInconclusive || got.Reason != "FabricSuspect" {

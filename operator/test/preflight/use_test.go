@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/nodeuse"
 )
 
 // giveGPUs makes nodes offer GPUs.
@@ -99,13 +100,16 @@ func TestCheckRunBesideAnotherPodIsInconclusive(t *testing.T) {
 			})
 			nodes := newNodes(t, pool, 6)
 			giveGPUs(t, 8, nodes...)
-			start(t, f, &clock{}, &clock{})
+			use := nodeuse.New(namespace, &clock{})
+			controllers{logs: f, clock: &clock{}, calendar: &clock{}, use: use}.start(t)
 			c := newCheck(t, pool, nil)
 			eventually(t, "the node is being tested", func(context.Context) (bool, error) { return waiting.Load() > 0, nil })
 			createdBefore(t, c.Name)
 			leave := useNode(t, taken, 8)
+			eventually(t, "the pod is seen", func(context.Context) (bool, error) { return use.User(taken) != "", nil })
 			if !stays {
 				leave()
+				eventually(t, "its end is seen", func(context.Context) (bool, error) { return use.User(taken) == "", nil })
 			}
 			arrived.Store(true)
 			c = ended(t, c)
