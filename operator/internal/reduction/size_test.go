@@ -68,6 +68,9 @@ func TestServersByAnnotation(t *testing.T) {
 		s.MaxServers = &many
 		s.Sizing = evenkeel.SizingSpec{WorkerBandwidth: resource.MustParse("12500M"), ServerBandwidth: resource.MustParse("25G")}
 	})
+	slow := profile(func(s *evenkeel.ReductionSpec) {
+		s.Sizing = evenkeel.SizingSpec{WorkerBandwidth: resource.MustParse("25G"), ServerBandwidth: resource.MustParse("12500M")}
+	})
 	broken := profile(func(s *evenkeel.ReductionSpec) {
 		s.Sizing = evenkeel.SizingSpec{WorkerBandwidth: resource.MustParse("0"), ServerBandwidth: resource.MustParse("25G")}
 	})
@@ -88,18 +91,23 @@ func TestServersByAnnotation(t *testing.T) {
 		{"no more than allowed", "Auto", profile(nil), 100, 16, ""},
 		{"by bandwidth", "Auto", sized, 8, 4, ""},
 		{"by bandwidth, more than the default allows", "Auto", sized, 50, 25, ""},
+		{"by bandwidth, of slow servers", "Auto", slow, 2, 4, ""},
+		{"not by bandwidth", "3", slow, 2, 3, ""},
+		{"as many as there may be", "16", profile(nil), 2, 16, ""},
 		{"alone", "Auto", profile(nil), 1, 0, ""},
 		{"alone, and yet", "2", profile(nil), 1, 2, ""},
 		{"every job", "", always, 4, 4, ""},
 		{"every job, so many", "", alwaysThree, 4, 3, ""},
 		{"every job but this", "Off", alwaysThree, 4, 0, ""},
 		{"not this many", "2", alwaysThree, 4, 2, ""},
+		{"one for each worker of this", "Auto", alwaysThree, 2, 2, ""},
 		{"off, declined", "Off", off, 4, 0, ""},
 		{"off, silent", "", off, 4, 0, ""},
 		{"off, asked", "4", off, 4, 0, "NetworkProfile default has reduction.mode Off"},
 		{"off, asked for Auto", "Auto", off, 4, 0, "NetworkProfile default has reduction.mode Off"},
 		{"too many", "17", profile(nil), 4, 0, "17 is more than the 16 that NetworkProfile default allows"},
 		{"a word", "many", profile(nil), 4, 0, `is "many": a number from 1 to 16, Auto or Off`},
+		{"a digit and what cannot be seen", "\u200b1", profile(nil), 4, 0, "a number from 1 to 16"},
 		{"zero", "0", profile(nil), 4, 0, `is "0": a number from 1 to 16`},
 		{"beyond all bounds", "99999999999999999999", profile(nil), 4, 0, "a number from 1 to 16"},
 		{"another case", "auto", profile(nil), 4, 0, `is "auto"`},

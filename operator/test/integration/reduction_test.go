@@ -304,56 +304,34 @@ func TestReductionSuspendedJobHasNoServers(t *testing.T) {
 	waitService(t, job, "starts again", is(evenkeel.ReasonStarting))
 }
 
+// The unit test of package reduction has the table. Here one job gets servers, one declines, and two are refused.
 func TestReductionServerCount(t *testing.T) {
-	three := int32(3)
-	newProfile(t, "always", evenkeel.NetworkProfileSpec{Reduction: evenkeel.ReductionSpec{Mode: evenkeel.ReductionAlways, Servers: &three}})
-	newProfile(t, "never", evenkeel.NetworkProfileSpec{Reduction: evenkeel.ReductionSpec{Mode: evenkeel.ReductionOff}})
 	newProfile(t, "sized", evenkeel.NetworkProfileSpec{Reduction: evenkeel.ReductionSpec{
-		Sizing: evenkeel.SizingSpec{WorkerBandwidth: resource.MustParse("25G"), ServerBandwidth: resource.MustParse("12500M")},
+		Mode: evenkeel.ReductionAlways, Sizing: evenkeel.SizingSpec{WorkerBandwidth: resource.MustParse("25G"), ServerBandwidth: resource.MustParse("12500M")},
 	}})
-	for _, test := range []struct {
-		profile, asked string
-		want           int32
-	}{
-		{"default", "Auto", 2},    // a master and a worker
-		{"sized", "Auto", 4},      // twice as fast as a server
-		{"sized", "3", 3},         // whatever the sizes
-		{"always", "", 3},         // the profile's default
-		{"always", "Auto", 2},     // the job's wish
-		{"always", "Off", 0},      // declined
-		{"default", "", 0},        // on request only
-		{"never", "Off", 0},       // agreed
-		{"sized", "", 0},          // on request only
-		{"default", "16", 16},     // as many as there may be
-		{"always", "\u200b1", -1}, // not a number
-		{"default", "17", -1},
-		{"default", "two", -1},
-		{"never", "2", -1},
-	} {
-		t.Run(test.profile+" "+test.asked, func(t *testing.T) {
-			ns := newNamespace(t, nil)
-			if test.want < 0 {
-				job, _ := newJob("PyTorchJob", ns, test.profile)
-				job.SetAnnotations(map[string]string{evenkeel.ProfileKey: test.profile, evenkeel.ReductionKey: test.asked})
-				refused(t, admin.Create(t.Context(), job), "annotation evenkeel.dev/reduction")
-				return
-			}
-			job, _ := reducing(t, "PyTorchJob", ns, test.profile, test.asked)
-			if test.want == 0 {
-				if label, found := job.GetLabels()[evenkeel.ReductionClientKey]; found {
-					t.Errorf("servers %s for a job that shall have none", label)
-				}
-				return
-			}
-			service := waitService(t, job, "exists", func(*evenkeel.ReductionService) bool { return true })
-			if *service.Spec.Replicas != test.want {
-				t.Errorf("%d servers, want %d", *service.Spec.Replicas, test.want)
-			}
-		})
+	ns := newNamespace(t, nil)
+	job, _ := reducing(t, "PyTorchJob", ns, "sized", "")
+	// A master and a worker, each twice as fast as a server.
+	if s := waitService(t, job, "exists", func(*evenkeel.ReductionService) bool { return true }); *s.Spec.Replicas != 4 {
+		t.Errorf("%d servers, want 4", *s.Spec.Replicas)
 	}
-	job, _ := newJob("PyTorchJob", newNamespace(t, nil), "")
-	job.SetAnnotations(map[string]string{evenkeel.ReductionKey: "2"})
-	refused(t, admin.Create(t.Context(), job), "evenkeel.dev/reduction: 2 needs a profile")
+	asking := func(profile, asked string) *unstructured.Unstructured {
+		job, _ := newJob("PyTorchJob", ns, profile)
+		annotations := job.GetAnnotations()
+		if annotations == nil {
+			annotations = map[string]string{}
+		}
+		annotations[evenkeel.ReductionKey] = asked
+		job.SetAnnotations(annotations)
+		job.SetName("asking")
+		return job
+	}
+	declined := asking("sized", "Off")
+	if err := dryRun(t.Context(), declined); err != nil || declined.GetLabels()[evenkeel.ReductionClientKey] != "" {
+		t.Errorf("a job that shall have no servers: %v, labels %v", err, declined.GetLabels())
+	}
+	refused(t, dryRun(t.Context(), asking("sized", "17")), "annotation evenkeel.dev/reduction")
+	refused(t, dryRun(t.Context(), asking("", "2")), "evenkeel.dev/reduction: 2 needs a profile")
 }
 
 func TestReductionProfileSettings(t *testing.T) {
