@@ -4,7 +4,9 @@ package charts
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,7 +14,9 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
@@ -20,50 +24,75 @@ import (
 
 const pinned = "registry.example.com/evenkeel-plugin@sha256:0000000000000000000000000000000000000000000000000000000000000000"
 
-func helm(t *testing.T, args ...string) (string, error) {
-	t.Helper()
+// helmTimeout bounds one run of helm, which takes less than a second.
+const helmTimeout = 2 * time.Minute
+
+func helm(args ...string) (string, error) {
 	path := os.Getenv("HELM")
 	if path == "" {
-		t.Fatal("HELM is not set: run `make test-chart`")
+		return "", errors.New("HELM is not set: run `make test-chart`")
 	}
-	cmd := exec.CommandContext(t.Context(), path, args...)
+	ctx, cancel := context.WithTimeout(context.Background(), helmTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, path, args...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()
 	return out.String(), err
 }
 
-// render returns the chart's objects as "Kind/name".
+// A rendering is what helm made of the chart with some arguments.
+type rendering struct {
+	once    sync.Once
+	objects map[string]*unstructured.Unstructured
+	problem string
+}
+
+var renderings sync.Map // by the release and the arguments
+
+// render returns the chart's objects as "Kind/name". Tests share them, and read them only.
 func render(t *testing.T, release string, args ...string) map[string]*unstructured.Unstructured {
 	t.Helper()
-	out, err := helm(t, append([]string{"template", release, "evenkeel", "--namespace", "some-namespace"}, args...)...)
-	if err != nil {
-		t.Fatalf("helm template: %v\n%s", err, out)
+	found, _ := renderings.LoadOrStore(fmt.Sprintf("%q", append([]string{release}, args...)), &rendering{})
+	r := found.(*rendering)
+	r.once.Do(func() { r.objects, r.problem = template(release, args...) })
+	if r.problem != "" {
+		t.Fatalf("release %s %q: %s", release, args, r.problem)
 	}
-	objects := map[string]*unstructured.Unstructured{}
+	return r.objects
+}
+
+func template(release string, args ...string) (objects map[string]*unstructured.Unstructured, problem string) {
+	out, err := helm(append([]string{"template", release, "evenkeel", "--namespace", "some-namespace"}, args...)...)
+	if err != nil {
+		return nil, fmt.Sprintf("helm template: %v\n%s", err, out)
+	}
+	objects = map[string]*unstructured.Unstructured{}
 	for _, document := range strings.Split(out, "\n---\n") {
 		object := &unstructured.Unstructured{}
 		if err := yaml.Unmarshal([]byte(document), &object.Object); err != nil {
-			t.Fatalf("not YAML: %v\n%s", err, document)
+			return nil, fmt.Sprintf("not YAML: %v\n%s", err, document)
 		}
 		if len(object.Object) > 0 {
 			key := object.GetKind() + "/" + object.GetName()
 			if objects[key] != nil {
-				t.Errorf("%s is rendered twice", key)
+				return nil, key + " is rendered twice"
 			}
 			objects[key] = object
 		}
 	}
-	return objects
+	return objects, ""
 }
 
 func TestLint(t *testing.T) {
-	if out, err := helm(t, "lint", "--strict", "evenkeel", "--set", "defaultProfile.spec.plugin.image="+pinned); err != nil {
+	t.Parallel()
+	if out, err := helm("lint", "--strict", "evenkeel", "--set", "defaultProfile.spec.plugin.image="+pinned); err != nil {
 		t.Errorf("helm lint: %v\n%s", err, out)
 	}
 }
 
 func TestOddReleaseNames(t *testing.T) {
+	t.Parallel()
 	for _, release := range []string{"evenkeel", "x", "a-very-long-release-name-as-long-as-helm-allows-at-53"} {
 		objects := render(t, release)
 		var config *unstructured.Unstructured
@@ -95,6 +124,7 @@ func TestOddReleaseNames(t *testing.T) {
 }
 
 func TestWebhooksFailClosedForLabelledPodsOnly(t *testing.T) {
+	t.Parallel()
 	webhooks, _, _ := unstructured.NestedSlice(render(t, "evenkeel")["MutatingWebhookConfiguration/evenkeel"].Object, "webhooks")
 	if len(webhooks) != 5 {
 		t.Fatalf("%d webhooks, want 5", len(webhooks))
@@ -124,6 +154,7 @@ func TestWebhooksFailClosedForLabelledPodsOnly(t *testing.T) {
 
 // The webhook that only looks on refuses nothing when it does not answer, and is called for annotated objects alone.
 func TestValidatingWebhookRefusesNothing(t *testing.T) {
+	t.Parallel()
 	objects := render(t, "evenkeel")
 	webhooks, _, _ := unstructured.NestedSlice(objects["ValidatingWebhookConfiguration/evenkeel"].Object, "webhooks")
 	if len(webhooks) != 1 {
@@ -155,6 +186,7 @@ func TestValidatingWebhookRefusesNothing(t *testing.T) {
 // TestInjectionByPolicyHasNoWebhook: no webhook, no certificate and no Service that the API server calls; and what the API server
 // cannot evaluate refuses only pods that ask for Evenkeel.
 func TestInjectionByPolicyHasNoWebhook(t *testing.T) {
+	t.Parallel()
 	objects := render(t, "evenkeel", "--kube-version=1.36", "--set", "injection.mode=MutatingAdmissionPolicy,networkPolicy.enabled=true,webhook.certs.source=Supplied")
 	policies := 0
 	for key, object := range objects {
@@ -184,7 +216,7 @@ func TestInjectionByPolicyHasNoWebhook(t *testing.T) {
 	if policies != 3 {
 		t.Errorf("%d mutating policies, want 3", policies)
 	}
-	if out, err := helm(t, "template", "evenkeel", "evenkeel", "--kube-version=1.35", "--set", "injection.mode=MutatingAdmissionPolicy"); err == nil || !strings.Contains(out, "needs Kubernetes 1.36 or later") {
+	if out, err := helm("template", "evenkeel", "evenkeel", "--kube-version=1.35", "--set", "injection.mode=MutatingAdmissionPolicy"); err == nil || !strings.Contains(out, "needs Kubernetes 1.36 or later") {
 		t.Errorf("with Kubernetes 1.35: %v\n%s", err, out)
 	}
 	for key := range render(t, "evenkeel") {
@@ -196,12 +228,14 @@ func TestInjectionByPolicyHasNoWebhook(t *testing.T) {
 
 // As `helm upgrade --reuse-values` gives the values of a release that had none of it.
 func TestInjectionIsByWebhookWithoutTheValue(t *testing.T) {
+	t.Parallel()
 	if !reflect.DeepEqual(render(t, "evenkeel"), render(t, "evenkeel", "--set", "injection=null")) {
 		t.Error("the value's absence changes what is rendered")
 	}
 }
 
 func TestPodsFitTheRestrictedStandard(t *testing.T) {
+	t.Parallel()
 	for key, object := range render(t, "evenkeel") {
 		if object.GetKind() != "Deployment" && object.GetKind() != "Job" {
 			continue
@@ -221,6 +255,7 @@ func TestPodsFitTheRestrictedStandard(t *testing.T) {
 }
 
 func TestUserCanBeLeftToTheCluster(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		args []string
 		ids  bool
@@ -256,6 +291,7 @@ func TestUserCanBeLeftToTheCluster(t *testing.T) {
 const sentinel = "nvsentinel.connector=unix:///var/run/nvsentinel/nvsentinel.sock"
 
 func TestNVSentinelIsToldOnRequest(t *testing.T) {
+	t.Parallel()
 	const name, key = "evenkeel-nvsentinel", "Deployment/evenkeel-nvsentinel"
 	for object := range render(t, "evenkeel") {
 		if strings.HasSuffix(object, "/"+name) {
@@ -304,7 +340,7 @@ func TestNVSentinelIsToldOnRequest(t *testing.T) {
 		"nvsentinel.connector=/var/run/nvsentinel.sock":        "connector",
 		sentinel + ",nvsentinel.processingStrategy=store_only": "processingStrategy",
 	} {
-		if out, err := helm(t, "template", "evenkeel", "evenkeel", "--set", values); err == nil || !strings.Contains(out, want) {
+		if out, err := helm("template", "evenkeel", "evenkeel", "--set", values); err == nil || !strings.Contains(out, want) {
 			t.Errorf("%s: %v, want %q: %s", values, err, want, out)
 		}
 	}
@@ -333,6 +369,7 @@ func rules(objects map[string]*unstructured.Unstructured, visit func(role string
 }
 
 func TestPermissionsAreNarrow(t *testing.T) {
+	t.Parallel()
 	values := map[string][]string{
 		"self-managed": {"--set", "defaultProfile.spec.plugin.image=" + pinned},
 		"supplied":     {"--set", "webhook.certs.source=Supplied,webhook.certs.secretName=mine"},
@@ -426,6 +463,7 @@ func TestPermissionsAreNarrow(t *testing.T) {
 }
 
 func TestBindingsAreComplete(t *testing.T) {
+	t.Parallel()
 	for _, release := range []string{"evenkeel", "a-very-long-release-name-as-long-as-helm-allows-at-53"} {
 		objects := render(t, release)
 		bound := map[string]bool{}
@@ -456,6 +494,7 @@ func TestBindingsAreComplete(t *testing.T) {
 }
 
 func TestCertificatesAreMountedOnlyIfSupplied(t *testing.T) {
+	t.Parallel()
 	volumes := func(args ...string) []any {
 		list, _, _ := unstructured.NestedSlice(render(t, "evenkeel", args...)["Deployment/evenkeel-webhook"].Object, "spec", "template", "spec", "volumes")
 		return list
@@ -469,6 +508,7 @@ func TestCertificatesAreMountedOnlyIfSupplied(t *testing.T) {
 }
 
 func TestDefaultProfile(t *testing.T) {
+	t.Parallel()
 	const config = "ConfigMap/evenkeel-default-profile"
 	if render(t, "evenkeel")[config] != nil {
 		t.Error("a default profile without an image")
@@ -488,6 +528,7 @@ func TestDefaultProfile(t *testing.T) {
 }
 
 func TestCRDsCanBeKeptOrLeftOut(t *testing.T) {
+	t.Parallel()
 	const crd = "CustomResourceDefinition/networkprofiles.evenkeel.dev"
 	// Whoever uninstalls the chart by mistake keeps profiles and results, and running jobs their reduction servers.
 	if object := render(t, "evenkeel")[crd]; object == nil || object.GetAnnotations()["helm.sh/resource-policy"] != "keep" {
@@ -502,6 +543,7 @@ func TestCRDsCanBeKeptOrLeftOut(t *testing.T) {
 }
 
 func TestCleanupRunsBeforeAndAfterDelete(t *testing.T) {
+	t.Parallel()
 	events := map[string]string{"Job/evenkeel-cleanup": "post-delete", "Job/evenkeel-cleanup-check": "pre-delete"}
 	hooks, guards := 0, 0
 	for key, object := range render(t, "evenkeel") {
@@ -531,6 +573,7 @@ func TestCleanupRunsBeforeAndAfterDelete(t *testing.T) {
 }
 
 func TestImagesOfChecks(t *testing.T) {
+	t.Parallel()
 	args := func(values ...string) string {
 		containers, _, _ := unstructured.NestedSlice(render(t, "evenkeel", values...)["Deployment/evenkeel-controller"].Object, "spec", "template", "spec", "containers")
 		list, _, _ := unstructured.NestedStringSlice(containers[0].(map[string]any), "args")
@@ -554,6 +597,7 @@ func TestImagesOfChecks(t *testing.T) {
 }
 
 func TestMetricsServiceAndDashboard(t *testing.T) {
+	t.Parallel()
 	on := []string{"--set", "metrics.serviceMonitor.enabled=true,metrics.dashboard.enabled=true,metrics.bindAddress=0.0.0.0:9000,metrics.serviceMonitor.labels.release=prom"}
 	objects := render(t, "evenkeel", on...)
 	service := objects["Service/evenkeel-metrics"]
@@ -622,6 +666,7 @@ func alerts(t *testing.T, values ...string) map[string]map[string]any {
 // TestAlerts: each alert says what is wrong, and the manual says what to do about it. That the metrics exist is tested where they are
 // served.
 func TestAlerts(t *testing.T) {
+	t.Parallel()
 	manual, err := os.ReadFile("../docs/operate.md")
 	if err != nil {
 		t.Fatal(err)
@@ -667,6 +712,7 @@ func TestAlerts(t *testing.T) {
 }
 
 func TestAlertsAreOnRequest(t *testing.T) {
+	t.Parallel()
 	const rule = "PrometheusRule/evenkeel"
 	for _, values := range []string{"metrics.prometheusRule.enabled=false", "metrics.prometheusRule=null"} { // null: as values of an earlier release
 		if render(t, "evenkeel", "--set", values)[rule] != nil {
@@ -676,7 +722,7 @@ func TestAlertsAreOnRequest(t *testing.T) {
 	if labels := render(t, "evenkeel", "--set", "metrics.prometheusRule.enabled=true,metrics.prometheusRule.labels.release=prom")[rule].GetLabels(); labels["release"] != "prom" {
 		t.Errorf("no Prometheus selects it: %v", labels)
 	}
-	if out, err := helm(t, "template", "evenkeel", "evenkeel", "--set", "metrics.prometheusRule.enabled=true", "--set-string", "metrics.bindAddress=0"); err == nil || !strings.Contains(out, "metrics.prometheusRule.enabled needs") {
+	if out, err := helm("template", "evenkeel", "evenkeel", "--set", "metrics.prometheusRule.enabled=true", "--set-string", "metrics.bindAddress=0"); err == nil || !strings.Contains(out, "metrics.prometheusRule.enabled needs") {
 		t.Errorf("alerts about metrics that nobody serves: %v\n%s", err, out)
 	}
 }
@@ -692,6 +738,7 @@ func contains(all, some map[string]string) bool {
 }
 
 func TestReductionImage(t *testing.T) {
+	t.Parallel()
 	const guard = "ValidatingAdmissionPolicy/evenkeel-reduction"
 	args := func(objects map[string]*unstructured.Unstructured, deployment string) []string {
 		containers, _, _ := unstructured.NestedSlice(objects["Deployment/"+deployment].Object, "spec", "template", "spec", "containers")
@@ -708,6 +755,7 @@ func TestReductionImage(t *testing.T) {
 }
 
 func TestValuesSchemaErrors(t *testing.T) {
+	t.Parallel()
 	for value, want := range map[string]string{
 		"webhok.replicas=1":                                   "webhok",
 		"injection.mode=Policy":                               "mode",
@@ -723,14 +771,14 @@ func TestValuesSchemaErrors(t *testing.T) {
 		"defaultProfile.spec.transport.rdma.resourceName=hca": "resourceName",
 		"defaultProfile.spec.plugin.image=registry.example.com/plugin:latest": "image",
 	} {
-		if out, err := helm(t, "template", "evenkeel", "evenkeel", "--set", value); err == nil || !strings.Contains(out, want) {
+		if out, err := helm("template", "evenkeel", "evenkeel", "--set", value); err == nil || !strings.Contains(out, want) {
 			t.Errorf("--set %s: %v, want an error that names %s:\n%s", value, err, want, out)
 		}
 	}
-	if out, err := helm(t, "template", "evenkeel", "evenkeel", "--set", "metrics.serviceMonitor.enabled=true,metrics.service.enabled=false"); err == nil || !strings.Contains(out, "needs metrics.service.enabled") {
+	if out, err := helm("template", "evenkeel", "evenkeel", "--set", "metrics.serviceMonitor.enabled=true,metrics.service.enabled=false"); err == nil || !strings.Contains(out, "needs metrics.service.enabled") {
 		t.Errorf("a ServiceMonitor without a Service: %v\n%s", err, out)
 	}
-	if out, err := helm(t, "template", "evenkeel", "evenkeel", "--set", "webhook.certs.source=Supplied"); err == nil || !strings.Contains(out, "webhook.certs.secretName") {
+	if out, err := helm("template", "evenkeel", "evenkeel", "--set", "webhook.certs.source=Supplied"); err == nil || !strings.Contains(out, "webhook.certs.secretName") {
 		t.Errorf("Supplied without a Secret: %v\n%s", err, out)
 	}
 }
@@ -738,6 +786,7 @@ func TestValuesSchemaErrors(t *testing.T) {
 // TestWebhookCannotChangeItsConfiguration has what makes an account as good as the cluster's administrator: whoever may change a
 // webhook configuration can have all Secrets sent to him.
 func TestWebhookCannotChangeItsConfiguration(t *testing.T) {
+	t.Parallel()
 	for source, want := range map[string]string{"SelfManaged": "ClusterRole/evenkeel-certificates", "CertManager": "", "Supplied": ""} {
 		may := ""
 		rules(render(t, "evenkeel", "--set", "webhook.certs.secretName=mine,webhook.certs.source="+source), func(role string, _ bool, rule map[string]any) {
@@ -764,6 +813,7 @@ func TestWebhookCannotChangeItsConfiguration(t *testing.T) {
 }
 
 func TestCertManager(t *testing.T) {
+	t.Parallel()
 	objects := render(t, "evenkeel", "--set", "webhook.certs.source=CertManager")
 	for _, key := range []string{"Issuer/evenkeel-webhook-ca", "Issuer/evenkeel-webhook-self-signed", "Certificate/evenkeel-webhook-ca", "Certificate/evenkeel-webhook"} {
 		if objects[key] == nil {
@@ -793,32 +843,38 @@ func TestCertManager(t *testing.T) {
 
 // TestComponentValues sets what platform teams set, for each Deployment, and looks for it there and in no other.
 func TestComponentValues(t *testing.T) {
+	t.Parallel()
 	for _, component := range []string{"webhook", "controller", "certificates", "nvsentinel"} {
-		set := func(text string) []string { return []string{"--set-json", component + "." + text} }
-		for _, test := range []struct{ value, want string }{
-			{`nodeSelector={"pool":"system"}`, `"nodeSelector":{"kubernetes.io/os":"linux","pool":"system"}`},
-			{`tolerations=[{"key":"a"}]`, `"tolerations":[{"key":"a"}]`},
-			{`affinity={"podAffinity":{}}`, `"affinity":{"podAffinity":{}}`},
-			{`topologySpreadConstraints=[{"topologyKey":"zone"}]`, `"topologySpreadConstraints":[{"topologyKey":"zone"}]`},
-			{`priorityClassName="high"`, `"priorityClassName":"high"`},
-			{`podAnnotations={"sidecar.istio.io/inject":"false"}`, `"sidecar.istio.io/inject":"false"`},
-			{`podLabels={"team":"net"}`, `"team":"net"`},
-			{`logLevel="debug"`, `"--log-level=debug"`},
-			{`extraArgs=["--namespace=x"]`, `"--namespace=x"`},
-			{`env=[{"name":"HTTPS_PROXY","value":"p"}]`, `{"name":"HTTPS_PROXY","value":"p"}`},
-			{`resources={"limits":{"memory":"1Gi"}}`, `"resources":{"limits":{"memory":"1Gi"}`},
+		args := []string{"--set", sentinel}
+		var wanted []string
+		for value, want := range map[string]string{
+			`nodeSelector={"pool":"system"}`:                     `"nodeSelector":{"kubernetes.io/os":"linux","pool":"system"}`,
+			`tolerations=[{"key":"a"}]`:                          `"tolerations":[{"key":"a"}]`,
+			`affinity={"podAffinity":{}}`:                        `"affinity":{"podAffinity":{}}`,
+			`topologySpreadConstraints=[{"topologyKey":"zone"}]`: `"topologySpreadConstraints":[{"topologyKey":"zone"}]`,
+			`priorityClassName="high"`:                           `"priorityClassName":"high"`,
+			`podAnnotations={"sidecar.istio.io/inject":"false"}`: `"sidecar.istio.io/inject":"false"`,
+			`podLabels={"team":"net"}`:                           `"team":"net"`,
+			`logLevel="debug"`:                                   `"--log-level=debug"`,
+			`extraArgs=["--namespace=x"]`:                        `"--namespace=x"`,
+			`env=[{"name":"HTTPS_PROXY","value":"p"}]`:           `{"name":"HTTPS_PROXY","value":"p"}`,
+			`resources={"limits":{"memory":"1Gi"}}`:              `"resources":{"limits":{"memory":"1Gi"}`,
 		} {
-			for key, object := range render(t, "evenkeel", append(set(test.value), "--set", sentinel)...) {
-				if object.GetKind() != "Deployment" {
-					continue
-				}
-				template, _, _ := unstructured.NestedMap(object.Object, "spec", "template")
-				text, err := json.Marshal(template)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if found, want := strings.Contains(string(text), test.want), key == "Deployment/evenkeel-"+component; found != want {
-					t.Errorf("%s.%s: %t in %s: %s", component, test.value, found, key, text)
+			args = append(args, "--set-json", component+"."+value)
+			wanted = append(wanted, want)
+		}
+		for key, object := range render(t, "evenkeel", args...) {
+			if object.GetKind() != "Deployment" {
+				continue
+			}
+			template, _, _ := unstructured.NestedMap(object.Object, "spec", "template")
+			text, err := json.Marshal(template)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range wanted {
+				if found, its := strings.Contains(string(text), want), key == "Deployment/evenkeel-"+component; found != its {
+					t.Errorf("values of %s: %s in %s: %t, want %t: %s", component, want, key, found, its, text)
 				}
 			}
 		}
@@ -826,6 +882,7 @@ func TestComponentValues(t *testing.T) {
 }
 
 func TestCommonValues(t *testing.T) {
+	t.Parallel()
 	objects := render(t, "evenkeel", "--set", "priorityClassName=high,podLabels.team=net,podAnnotations.a=b,revisionHistoryLimit=7,controller.replicas=2,networkPolicy.enabled=true",
 		"--set", "image.registry=mirror.example.com:5000/cache,image.tag=1.2.3", "--set", "webhook.hostNetwork=true,webhook.port=10443,webhook.serviceAnnotations.a=b,webhook.configurationAnnotations.c=d")
 	for _, key := range []string{"Deployment/evenkeel-webhook", "Deployment/evenkeel-controller", "Deployment/evenkeel-certificates"} {
@@ -863,12 +920,13 @@ func TestCommonValues(t *testing.T) {
 			t.Errorf("no %s", key)
 		}
 	}
-	if out, err := helm(t, "template", "evenkeel", "evenkeel", "--set", "webhook.nodeSelectors.a=b"); err == nil || !strings.Contains(out, "nodeSelectors") {
+	if out, err := helm("template", "evenkeel", "evenkeel", "--set", "webhook.nodeSelectors.a=b"); err == nil || !strings.Contains(out, "nodeSelectors") {
 		t.Errorf("a value that does not exist: %v %s", err, out)
 	}
 }
 
 func TestLogValues(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct{ values, want string }{
 		{"revisionHistoryLimit=3", `"--log-level=info","--log-format=json"`},
 		{"logLevel=null,logFormat=null,webhook.logLevel=null,controller.logLevel=null,certificates.logLevel=null", `"--log-level=info","--log-format=json"`}, // as values of an earlier release
@@ -892,6 +950,7 @@ func TestLogValues(t *testing.T) {
 }
 
 func TestUserRoles(t *testing.T) {
+	t.Parallel()
 	objects := render(t, "evenkeel")
 	for name, writes := range map[string][]string{"view": nil, "edit": {"networkchecks"}, "admin": {"networkprofiles", "networkcheckpolicies", "nodenetworkhealths", "reductionservices"}} {
 		role := objects["ClusterRole/evenkeel-"+name]
