@@ -91,7 +91,7 @@ func newFleet(t *testing.T, end func(nodes []string) ending) *fleet {
 	f := &fleet{end: end, logs: map[string]string{}, runs: map[types.UID]madeRun{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan struct{})
-	const pause = 20 * time.Millisecond
+	const pause, manyRuns = 20 * time.Millisecond, 20
 	timer := time.NewTimer(pause)
 	go func() {
 		defer close(stopped)
@@ -101,11 +101,16 @@ func newFleet(t *testing.T, end func(nodes []string) ending) *fleet {
 				return
 			case <-timer.C:
 				began := time.Now()
-				if err := f.tick(ctx); err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+				runs, err := f.tick(ctx)
+				if err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 					t.Errorf("fleet: %v", err)
 					return
 				}
-				timer.Reset(max(pause, 3*time.Since(began))) // of many nodes, it leaves the processors to what is measured
+				rest := pause
+				if runs > manyRuns { // it leaves the processors to what is measured
+					rest = max(pause, 3*time.Since(began))
+				}
+				timer.Reset(rest)
 			}
 		}
 	}()
@@ -117,14 +122,15 @@ func newFleet(t *testing.T, end func(nodes []string) ending) *fleet {
 	return f
 }
 
-func (f *fleet) tick(ctx context.Context) error {
+// tick does what is due, and returns how many Jobs there are.
+func (f *fleet) tick(ctx context.Context) (runs int, err error) {
 	var jobs batchv1.JobList
 	var pods corev1.PodList
 	if err := admin.List(ctx, &jobs, client.InNamespace(namespace)); err != nil {
-		return err
+		return 0, err
 	}
 	if err := admin.List(ctx, &pods, client.InNamespace(namespace)); err != nil {
-		return err
+		return 0, err
 	}
 	exist := map[types.UID]bool{}
 	for i := range jobs.Items {
@@ -146,15 +152,15 @@ func (f *fleet) tick(ctx context.Context) error {
 	if err := many(len(orphans), func(i int) error {
 		return client.IgnoreNotFound(admin.Delete(ctx, orphans[i], client.GracePeriodSeconds(0)))
 	}); err != nil {
-		return err
+		return 0, err
 	}
 	if err := many(len(jobs.Items), func(i int) error {
 		return f.job(ctx, &jobs.Items[i], alive[jobs.Items[i].UID])
 	}); err != nil {
-		return err
+		return 0, err
 	}
 	if err := f.mpiJobs(ctx); err != nil {
-		return err
+		return 0, err
 	}
 	busy := 0
 	for i := range jobs.Items {
@@ -165,7 +171,7 @@ func (f *fleet) tick(ctx context.Context) error {
 	f.mu.Lock()
 	f.most = max(f.most, busy)
 	f.mu.Unlock()
-	return nil
+	return len(jobs.Items), nil
 }
 
 func (f *fleet) ending(nodes []string) ending {
