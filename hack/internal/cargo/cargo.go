@@ -6,10 +6,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
+
+	"evenkeel.dev/evenkeel/hack/internal/child"
 )
 
 // Library is the file name of the plugin.
@@ -44,24 +46,36 @@ func (b Built) Test(target string) (Test, error) {
 	return b.Tests[i], nil
 }
 
-// Everything builds all programs, libraries, examples and tests of the workspace, but for the Python package. Which features the
-// dependencies have follows from the packages that are built together: whoever builds one package, and then another, builds most of them
-// twice.
+// everything are the arguments that build all programs, libraries, examples and tests of the workspace, but for the Python package. Which
+// features the dependencies have follows from the packages that are built together: whoever builds one package, and then another, builds
+// most of them twice.
+var everything = []string{"build", "--all-targets", "--workspace", "--exclude", "evenkeel-python"}
+
+// Everything builds all programs, libraries, examples and tests of the workspace, but for the Python package.
 func Everything(ctx context.Context, root string) (Built, error) {
-	return Run(ctx, root, "build", "--all-targets", "--workspace", "--exclude", "evenkeel-python")
+	return run(ctx, root, os.Stderr, everything...)
+}
+
+// EverythingTo is [Everything] with Cargo's messages written to progress.
+func EverythingTo(ctx context.Context, root string, progress io.Writer) (Built, error) {
+	return run(ctx, root, progress, everything...)
 }
 
 // Run runs a subcommand of Cargo, such as "build", in the plugin's workspace, and returns what it made.
 func Run(ctx context.Context, root string, args ...string) (Built, error) {
-	cmd := exec.CommandContext(ctx, "cargo", append(args, "--locked", "--message-format", "json-render-diagnostics")...)
+	return run(ctx, root, os.Stderr, args...)
+}
+
+func run(ctx context.Context, root string, progress io.Writer, args ...string) (Built, error) {
 	workspace := filepath.Join(root, "plugin")
-	cmd.Dir, cmd.Stderr = workspace, os.Stderr
-	text, err := cmd.Output()
-	if err != nil {
+	cmd := child.Command(ctx, workspace, "cargo", slices.Concat(args, []string{"--locked", "--message-format", "json-render-diagnostics"})...)
+	var text bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &text, progress
+	if err := child.Run(ctx, cmd); err != nil {
 		return Built{}, fmt.Errorf("cargo %s: %w", args[0], err)
 	}
 	built := Built{Executables: map[string]string{}, Files: map[string]string{}}
-	for line := range bytes.Lines(text) {
+	for line := range bytes.Lines(text.Bytes()) {
 		var message struct {
 			ManifestPath string `json:"manifest_path"`
 			Target       struct{ Name string }
