@@ -1,6 +1,7 @@
 # Every target calls one program; `make help` lists them.
 .DEFAULT_GOAL := help
-GO := GOTOOLCHAIN=local go
+GO := go
+export GOTOOLCHAIN := local
 # Those of all programs, so that what they share is compiled once (hack/cluster/toolbox/build.go).
 export GOFLAGS := -trimpath -gcflags=all=-dwarf=false
 export CGO_ENABLED := 0
@@ -15,30 +16,22 @@ demo: ## Annotated PyTorchJobs over Evenkeel on a real cluster (CLUSTER=existing
 	@GOGC=off GOMEMLIMIT=2GiB $(GO) build -o dist/demo ./hack/demo
 	@dist/demo --cluster $(or $(CLUSTER),local) $(if $(TRAIN),--train=$(TRAIN)) $(if $(REGISTRY),--registry $(REGISTRY))
 
-.PHONY: test
-test: ## All tests: unit, plugin, rdma, rccl, python, operator, chart, e2e
-	@echo "compiling the test runner (a minute or two the first time)"
-	@$(GO) run ./hack/ci/check
+.PHONY: check
+check: ## What a change most often breaks, in minutes: formatting, vet, clippy, staticcheck, pure tests
+	@$(GO) run ./hack/ci/check quick
 
-.PHONY: test-unit test-plugin test-rdma test-rccl test-python test-operator test-chart test-e2e test-aarch64 test-kueue test-kinds test-torch test-walk
-test-unit: ## Pure code, Rust and Go
-test-plugin: ## The plugin through its C ABI, and the benchmark over it
-test-rdma: ## Verbs on soft-RoCE in a virtual machine (installs QEMU and the RDMA tools)
-test-rccl: ## RCCL, the collective library for AMD's GPUs, over the plugin without a GPU (root)
-test-python: ## The Python package, as it is installed
-test-operator: ## The operator on a real API server
-test-chart: ## The chart's templates and schema
-test-e2e: ## Everything on a real cluster (root)
-test-aarch64: ## Reductions, protocol and the shipped programs on an emulated aarch64 (root); not part of `test`, as Rust's library for it comes from rustup
-test-torch: ## The backend of torch.distributed, PyTorch's own tests, a job on a real cluster (root); not part of `test`, as PyTorch needs 5 GB
-test-kueue: ## Pre-flight under the real Kueue, on a real cluster (root); not part of `test`, as Kueue takes minutes to build
-test-kinds: ## Every kind of job under its real controller (root); not part of `test`, as the controllers take minutes to build
-test-walk: ## A release, installed on a real cluster as docs/install.md says (root); not part of `test`, as it builds for two processors
-test-unit test-plugin test-rdma test-rccl test-python test-operator test-chart test-e2e test-aarch64 test-kueue test-kinds test-torch test-walk: test-%:
-	$(GO) run ./hack/ci/check $*
+.PHONY: test
+test: ## All tests (root; STAGE="unit operator" for some of them, SINCE=main for what changes since then affect)
+	@echo "compiling the test runner (a minute or two the first time)"
+	@$(GO) run ./hack/ci/check $(STAGE) $(if $(SINCE),--since $(SINCE)) $(if $(PARALLEL),--parallel $(PARALLEL)) $(if $(FAIL_FAST),--fail-fast)
+
+.PHONY: flakes
+flakes: ## Run the tests of stages many times beside load, and list those that ever failed (STAGE=unit N=10 LOAD=5)
+	@$(GO) run ./hack/ci/check flakes $(STAGE) $(if $(N),--rounds $(N)) $(if $(LOAD),--load $(LOAD))
 
 .PHONY: test-release
-test-release: test test-kueue test-kinds test-aarch64 test-torch test-walk ## What runs before a release: all tests, and the stages that are not part of `test`
+test-release: ## What runs before a release: all tests, and the stages kueue, kinds, torch, aarch64 and walk, which `test` leaves out
+	@$(GO) run ./hack/ci/check --all
 
 .PHONY: bench
 bench: ## Measure the plugin against plain sockets into docs/results/ (root; BENCH="--quick" for less)
@@ -83,7 +76,7 @@ gpu: ## Real NCCL over the plugin on one GPU, into docs/results/gpu.md (GPU="--q
 
 .PHONY: lint
 lint: ## Formatters and linters of every language, and the links of Markdown files
-	$(GO) run ./hack/ci/lint
+	@$(GO) run ./hack/ci/check lint
 
 .PHONY: docs
 docs: ## Write the generated pages of docs/, and build the book with search into dist/docs/

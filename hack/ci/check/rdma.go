@@ -4,16 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"time"
 
-	"evenkeel.dev/evenkeel/hack/internal/cargo"
+	"evenkeel.dev/evenkeel/hack/ci/check/results"
+	"evenkeel.dev/evenkeel/hack/internal/child"
 	"evenkeel.dev/evenkeel/hack/lab/rdma/vm"
 )
 
 // rdmaTests are the Rust tests that run in the lab: the targets of the test programs, the lab's topology, and the programs' arguments.
-// Each program has a virtual machine of its own.
+// There is one virtual machine for each topology, and its programs run one after the other.
 var rdmaTests = []struct {
 	targets     []string
 	topology    vm.Topology
@@ -38,49 +40,123 @@ var rdmaTests = []struct {
 	{targets: []string{"commands"}, topology: vm.Pair, run: []string{"rdma::", "--include-ignored"}},
 }
 
-// rdma runs the lab's own tests, and then those that need it. If the machine cannot have the lab, each counts as skipped.
-func rdma(ctx context.Context, root string) (counts, error) {
-	_, err := vm.New(ctx, os.Stderr)
-	if missing := (vm.Missing{}); errors.As(err, &missing) {
-		fmt.Printf("skipped: no RDMA lab on this machine: %s\n", missing.What)
-		return counts{skipped: 1 + len(rdmaTests)}, nil
+// rdmaLab runs the lab's own tests. If the machine cannot have the lab, that counts as a skipped test.
+func rdmaLab(ctx context.Context, t *task) error {
+	if t.skippedLab("rdma kernel", 1) {
+		return nil
 	}
-	if err != nil {
-		return counts{}, err
+	return t.runGo(ctx, "rdma lab tests", 10*time.Minute, nil)
+}
+
+// An rdmaProgram is a test program with its arguments.
+type rdmaProgram struct {
+	name, dir   string
+	environment []string
+	command     []string
+}
+
+// rdmaTimeout is that of one program. The virtual machine may take longer to start and to end.
+const rdmaTimeout = 10 * time.Minute
+
+// rdma runs the tests that need the lab. If the machine cannot have it, each row of the table counts as a skipped test.
+func rdma(ctx context.Context, t *task) error {
+	if t.skippedLab("rdma kernel", len(rdmaTests)) {
+		return nil
 	}
-	n, err := goTest(ctx, root, nil, "-tags", "e2e", "-timeout", "10m", "./hack/lab/rdma/...")
-	if err != nil {
-		return n, err
-	}
-	work, err := os.MkdirTemp("", "evenkeel-check-")
-	if err != nil {
-		return n, err
-	}
-	defer os.RemoveAll(work)
-	program := filepath.Join(work, "rdma-lab")
-	if err := stream(command(ctx, root, "go", "build", "-o", program, "./hack/lab/rdma"), nil); err != nil {
-		return n, err
-	}
-	built, err := cargo.Everything(ctx, root)
-	if err != nil {
-		return n, err
-	}
-	for _, t := range rdmaTests {
-		for _, target := range t.targets {
-			test, err := built.Test(target)
+	var topologies []vm.Topology
+	programs := map[vm.Topology][]rdmaProgram{}
+	for _, tests := range rdmaTests {
+		if programs[tests.topology] == nil {
+			topologies = append(topologies, tests.topology)
+		}
+		for _, target := range tests.targets {
+			test, err := t.rust.Test(target)
 			if err != nil {
-				return n, err
+				return err
 			}
-			fmt.Printf("\n%s: %s %s\n", test.Package, target, strings.Join(t.run, " "))
-			lab := []string{"--topology", string(t.topology), "--timeout", "10m", "--", test.Path}
-			cmd := command(ctx, filepath.Join(pluginDir(root), test.Package), program, append(lab, t.run...)...)
-			cmd.Env = append(os.Environ(), t.environment...)
-			rust, err := countRust(cmd)
-			n.add(rust)
-			if err != nil {
-				return n, fmt.Errorf("%s in the lab: %w", target, err)
-			}
+			programs[tests.topology] = append(programs[tests.topology], rdmaProgram{
+				name: test.Package + " " + target, dir: filepath.Join(t.root, "plugin", test.Package),
+				environment: append([]string{results.RustEnvironment}, tests.environment...),
+				command:     slices.Concat([]string{test.Path}, tests.run, results.RustArguments),
+			})
 		}
 	}
-	return n, nil
+	for _, topology := range topologies {
+		timeout := time.Duration(len(programs[topology])) * rdmaTimeout
+		cmd := child.Command(ctx, t.work, t.rdmaLab, "--topology", string(topology), "--timeout", timeout.String(), "--", "bash", "-c", rdmaScript(programs[topology]))
+		t.parse(ctx, cmd, &rdmaParser{task: t, programs: programs[topology]})
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// rdmaMark begins a line between the outputs of two programs: "start", or "end" and the exit status.
+const rdmaMark = "@@ evenkeel check: "
+
+// rdmaScript runs programs one after the other.
+func rdmaScript(programs []rdmaProgram) string {
+	var b strings.Builder
+	for _, p := range programs {
+		fmt.Fprintf(&b, "printf '\\n%sstart\\n'\n(cd %s && exec timeout --kill-after 10s %d env", rdmaMark, quote(p.dir), int(rdmaTimeout.Seconds()))
+		for _, word := range slices.Concat(p.environment, p.command) {
+			b.WriteString(" " + quote(word))
+		}
+		fmt.Fprintf(&b, ")\nprintf '\\n%send %%d\\n' $?\n", rdmaMark)
+	}
+	return b.String()
+}
+
+// quote makes one word of the shell of any text.
+func quote(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }
+
+// rdmaParser gives each of the programs of a script a parser of its own.
+type rdmaParser struct {
+	task     *task
+	programs []rdmaProgram // that have not ended
+	parser   results.Parser
+	began    time.Time
+}
+
+// Line takes a line of the script's output.
+func (p *rdmaParser) Line(line string) {
+	mark, marked := strings.CutPrefix(strings.TrimSpace(line), rdmaMark)
+	status, end := strings.CutPrefix(mark, "end ")
+	switch {
+	case marked && mark == "start" && p.parser == nil && len(p.programs) > 0:
+		p.parser, p.began = results.NewRust(p.programs[0].name, p.task.receiver()), p.task.console.now()
+	case marked && end && p.parser != nil:
+		var err error
+		if status != "0" {
+			err = errors.New("exit status " + status)
+		}
+		p.end(err)
+	case p.parser != nil:
+		p.parser.Line(line)
+	default:
+		p.task.note(line)
+	}
+}
+
+func (p *rdmaParser) end(err error) {
+	p.parser.End(err)
+	p.task.programEnded(p.programs[0].name, p.task.console.now().Sub(p.began))
+	p.parser, p.programs = nil, p.programs[1:]
+}
+
+// End takes the end of the virtual machine. Programs that did not run have failed.
+func (p *rdmaParser) End(err error) {
+	if err == nil && len(p.programs) > 0 {
+		err = errors.New("the virtual machine ended too early")
+	}
+	if p.parser != nil {
+		p.end(err)
+	}
+	for _, program := range p.programs {
+		p.task.report(results.Result{Program: program.name, Name: "(not run)", Outcome: results.Failed, Output: err.Error() + "\n"})
+	}
+	if len(p.programs) == 0 && err != nil && p.task.failedTests() == 0 {
+		p.task.report(results.Result{Program: "virtual machine", Name: "(program)", Outcome: results.Failed, Output: err.Error() + "\n"})
+	}
 }

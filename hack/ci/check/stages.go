@@ -1,354 +1,294 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
-	"strings"
+	"time"
 
-	"evenkeel.dev/evenkeel/hack/ci/artifacts"
+	"evenkeel.dev/evenkeel/hack/ci/check/affected"
+	"evenkeel.dev/evenkeel/hack/ci/check/results"
+	"evenkeel.dev/evenkeel/hack/ci/check/schedule"
+	"evenkeel.dev/evenkeel/hack/ci/lint"
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 	"evenkeel.dev/evenkeel/hack/internal/cargo"
 )
 
 // A stage is one layer of tests.
 type stage struct {
-	name, about string
-	run         func(ctx context.Context, root string) (counts, error)
+	affected.Stage
+	about string
+	root  bool // it creates namespaces or changes roots
+	parts []part
 }
 
-type counts struct{ passed, failed, skipped int }
-
-func (c *counts) add(o counts) {
-	c.passed, c.failed, c.skipped = c.passed+o.passed, c.failed+o.failed, c.skipped+o.skipped
+// A part of a stage is what the scheduler runs: a job with the name of the stage, and of the part if there are several.
+type part struct {
+	name   string
+	needs  []string // set-ups
+	again  []string // further set-ups for runs that repeat it
+	weight schedule.Weight
+	apart  []string // jobs that it must not run beside
+	run    func(ctx context.Context, t *task) error
 }
 
-// redis are the programs of the real Redis server that tests start and end.
-var redis = []toolbox.Program{{Name: "redis-server", Package: "redis-server"}, {Name: "setpriv", Package: "util-linux"}}
+// A job's weight and apart are the table of what runs beside what: one Busy job at most, and beside it jobs that wait. The order of the
+// stages is the order in which their jobs start, once what they need is there.
 
-// compilers are those of the programs against the header of MPI.
-var compilers = []toolbox.Program{{Name: "cc", Package: "gcc"}, {Name: "c++", Package: "g++"}}
-
-// faults are the programs with which the soak breaks its network.
-var faults = []toolbox.Program{{Name: "ss", Package: "iproute2"}, {Name: "tc", Package: "iproute2"}, {Name: "nft", Package: "nftables"}, {Name: "unshare", Package: "util-linux"}}
-
-// stages are the default stages.
+// stages are those of a usual run.
 var stages = []stage{
-	{"unit", "pure code, Rust and Go", func(ctx context.Context, root string) (counts, error) {
-		// The Redis store is tested with a real server.
-		if err := toolbox.EnsurePrograms(ctx, os.Stderr, slices.Concat(redis, compilers)); err != nil {
-			return counts{}, err
-		}
-		// The fuzz targets are a workspace of their own. They run elsewhere, and are to compile here.
-		if err := stream(command(ctx, pluginDir(root), "cargo", "check", "--locked", "--manifest-path", "fuzz/Cargo.toml", "--lib", "--bins", "--target-dir", "target"), nil); err != nil {
-			return counts{}, err
-		}
-		rust, err := rustTests(ctx, root, func(test cargo.Test) bool { return !slices.Contains(pluginPackages, test.Package) })
-		if err != nil {
-			return rust, err
-		}
-		examples, err := cargoTest(ctx, root, nil, "--doc", "--workspace", "--exclude", "evenkeel-python")
-		rust.add(examples)
-		if err != nil {
-			return rust, err
-		}
-		packages, err := goPackages(ctx, root, "./...")
-		if err != nil {
-			return rust, err
-		}
-		golang, err := goTest(ctx, root, nil, packages...)
-		rust.add(golang)
-		return rust, err
-	}},
-	{"plugin", "the plugin through its C ABI, and the benchmark over it", func(ctx context.Context, root string) (counts, error) {
-		if err := toolbox.EnsurePrograms(ctx, os.Stderr, append(faults, redis...)); err != nil {
-			return counts{}, err
-		}
-		return rustTests(ctx, root, func(test cargo.Test) bool { return slices.Contains(pluginPackages, test.Package) })
-	}},
-	{"rdma", "verbs on soft-RoCE in a virtual machine", rdma},
-	{"rccl", "a real collective library, RCCL, over the plugin", rccl},
-	{"python", "the wheel, as it is installed, and its example", func(ctx context.Context, root string) (counts, error) {
-		wheel, err := artifacts.Wheel(ctx, root, os.Stderr)
-		if err != nil {
-			return counts{}, err
-		}
-		dir, err := os.MkdirTemp("", "evenkeel-wheel-")
-		if err != nil {
-			return counts{}, fmt.Errorf("folder for a virtual environment: %w", err)
-		}
-		defer os.RemoveAll(dir)
-		python, err := toolbox.PythonEnvironment(ctx, dir, wheel, "numpy=="+numpyVersion)
-		if err != nil {
-			return counts{}, err
-		}
-		return pythonTest(ctx, filepath.Join(pluginDir(root), "bindings", "python", "tests"), python)
-	}},
-	{"operator", "the operator on a real API server", func(ctx context.Context, root string) (counts, error) {
-		box, err := toolbox.New(os.Stderr)
-		if err != nil {
-			return counts{}, err
-		}
-		assets, err := box.Envtest(ctx)
-		if err != nil {
-			return counts{}, err
-		}
-		return goTest(ctx, root, []string{"KUBEBUILDER_ASSETS=" + assets}, "./operator/test/...")
-	}},
-	{"chart", "the chart's templates and schema", func(ctx context.Context, root string) (counts, error) {
-		box, err := toolbox.New(os.Stderr)
-		if err != nil {
-			return counts{}, err
-		}
-		helm, err := box.Path(ctx, "helm")
-		if err != nil {
-			return counts{}, err
-		}
-		return goTest(ctx, root, []string{"HELM=" + helm}, "./charts/...")
-	}},
-	{"e2e", "everything on a real cluster", func(ctx context.Context, root string) (counts, error) {
-		// One package at a time, as the tests of clusters check that nothing remains on the machine.
-		return goTest(ctx, root, nil, "-tags", "e2e", "-p", "1", "-timeout", "45m", "./hack/lab/net/...", "./hack/bench/tcp/...", "./hack/cluster/...", "./hack/ci/artifacts", "./e2e/...")
-	}},
+	{
+		Stage: affected.Stage{Name: "format", Always: true, Reads: []string{".editorconfig", ".hadolint.yaml"}},
+		about: "formatting, links, and what go vet finds",
+		parts: []part{
+			{name: "format", run: linters(lint.Format()...)},
+			{name: "vet", run: linters(lint.Vet())},
+		},
+	},
+	{
+		Stage: affected.Stage{
+			Name: "unit", Always: true, Tests: []affected.Packages{unitTests}, Crates: []string{"*"},
+			// Its tests read pages and the chart.
+			Reads: slices.Concat(rustFiles, []string{"plugin/fuzz/", "docs/", ".github/", "*.md", "charts/evenkeel/", "images/", "config/"}),
+		},
+		about: "pure code, Go and Rust",
+		parts: []part{
+			{name: "go", again: []string{"unit tests"}, run: func(ctx context.Context, t *task) error {
+				if t.repeats {
+					return t.runGo(ctx, "unit tests", 10*time.Minute, nil)
+				}
+				packages, err := t.unitPackages(ctx)
+				if err != nil {
+					return err
+				}
+				t.goTest(ctx, nil, packages...)
+				return nil
+			}},
+			{name: "rust", needs: []string{"packages", "rust tests"}, run: func(ctx context.Context, t *task) error {
+				return t.rustPrograms(ctx, func(test cargo.Test) bool { return !slices.Contains(pluginPackages, test.Package) })
+			}},
+			// The fuzz targets are a workspace of their own. They run elsewhere, and are to compile here.
+			{name: "fuzz", needs: []string{"rust tests"}, run: func(ctx context.Context, t *task) error {
+				began := t.console.now()
+				err := t.command(ctx, filepath.Join(t.root, "plugin"), "cargo", "check", "--locked", "--manifest-path", "fuzz/Cargo.toml", "--lib", "--bins", "--target-dir", "target", "--quiet")
+				if err != nil {
+					return err
+				}
+				took := t.console.now().Sub(began)
+				t.report(results.Result{Program: "plugin/fuzz", Name: "the fuzz targets compile", Outcome: results.Passed, Duration: took, Self: took})
+				return nil
+			}},
+			{name: "examples", needs: []string{"packages", "rust tests"}, run: func(ctx context.Context, t *task) error {
+				t.cargoTest(ctx, "examples in comments", nil, "--doc", "--workspace", "--exclude", "evenkeel-python")
+				return nil
+			}},
+		},
+	},
+	{
+		Stage: affected.Stage{
+			Name: "operator", Tests: []affected.Packages{operatorTests}, Programs: []string{"./operator/cmd/..."},
+			Reads: []string{"charts/evenkeel/", "hack/cluster/tools/"},
+		},
+		about: "the operator on a real API server",
+		parts: []part{{needs: []string{"kubernetes tools", "operator tests"}, weight: schedule.Waits, run: func(ctx context.Context, t *task) error {
+			return t.runGo(ctx, "operator tests", 10*time.Minute, []string{"KUBEBUILDER_ASSETS=" + t.assets, "HELM=" + t.helm})
+		}}},
+	},
+	{
+		Stage: affected.Stage{Name: "chart", Tests: []affected.Packages{chartTests}, Reads: []string{"charts/", "hack/cluster/tools/helm/"}},
+		about: "the chart's templates and schema",
+		parts: []part{{needs: []string{"helm", "chart tests"}, weight: schedule.Waits, run: func(ctx context.Context, t *task) error {
+			return t.runGo(ctx, "chart tests", 10*time.Minute, []string{"HELM=" + t.helm})
+		}}},
+	},
+	{
+		Stage: affected.Stage{
+			Name: "plugin", Crates: []string{"evenkeel-nccl-plugin", "evenkeel-reduction-server", "evenkeel-bench", "evenkeel-mpi", "evenkeel-c"}, Reads: rustFiles,
+		},
+		about: "the plugin through its C ABI, and the benchmark over it",
+		parts: []part{{needs: []string{"packages", "rust tests"}, apart: []string{"e2e labs"}, run: func(ctx context.Context, t *task) error {
+			return t.rustPrograms(ctx, func(test cargo.Test) bool { return slices.Contains(pluginPackages, test.Package) })
+		}}},
+	},
+	{
+		Stage: affected.Stage{
+			Name: "e2e", Tests: []affected.Packages{labTests, clusterTests}, Programs: clusterPrograms, Crates: shippedCrates, Reads: clusterFiles,
+		},
+		about: "labs, then everything on a real cluster",
+		root:  true,
+		parts: []part{
+			// They check that nothing remains on the machine, and measure.
+			{name: "labs", needs: []string{"images", "lab tests"}, weight: schedule.Waits, apart: []string{"rdma lab", "rdma tests", "rccl"}, run: func(ctx context.Context, t *task) error {
+				return t.runGo(ctx, "lab tests", 45*time.Minute, nil)
+			}},
+			{name: "cluster", needs: []string{"images", "cluster", "cluster tests"}, weight: schedule.Waits, apart: []string{"e2e labs"}, run: func(ctx context.Context, t *task) error {
+				return t.runGo(ctx, "cluster tests", 45*time.Minute, nil)
+			}},
+		},
+	},
+	{
+		Stage: affected.Stage{
+			Name: "python", Programs: []string{"./hack/ci/artifacts"}, Crates: []string{"evenkeel-python", "evenkeel-nccl-plugin", "evenkeel-reduction-server"},
+			Reads: slices.Concat(rustFiles, []string{"plugin/bindings/python/"}),
+		},
+		about: "the wheel, as it is installed, and its example",
+		parts: []part{{needs: []string{"wheel"}, weight: schedule.Waits, run: func(ctx context.Context, t *task) error {
+			python, err := toolbox.PythonEnvironment(ctx, filepath.Join(t.work, "python"), t.wheel, "numpy=="+numpyVersion)
+			if err != nil {
+				return err
+			}
+			return t.pythonTests(ctx, "plugin/bindings/python/tests", python)
+		}}},
+	},
+	{
+		Stage: affected.Stage{
+			Name: "rdma", Tests: []affected.Packages{rdmaLabTests}, Programs: []string{"./hack/lab/rdma"},
+			Crates: []string{"evenkeel-transport", "evenkeel-nccl-plugin", "evenkeel-bench"}, Reads: rustFiles,
+		},
+		about: "verbs on soft-RoCE in a virtual machine",
+		parts: []part{
+			{name: "lab", needs: []string{"rdma kernel", "rdma lab tests"}, run: rdmaLab},
+			{name: "tests", needs: []string{"rdma kernel", "rust tests"}, run: rdma},
+		},
+	},
+	{
+		Stage: affected.Stage{
+			Name: "rccl", Tests: []affected.Packages{rcclTests}, Crates: []string{"evenkeel-nccl-plugin", "evenkeel-reduction-server"},
+			Reads: slices.Concat(rustFiles, []string{"hack/lab/hip/"}),
+		},
+		about: "a real collective library, RCCL, over the plugin",
+		root:  true,
+		parts: []part{{needs: []string{"rccl lab", "rust tests", "rccl tests"}, weight: schedule.Waits, run: func(ctx context.Context, t *task) error {
+			if t.skippedLab("rccl lab", 1) {
+				return nil
+			}
+			return t.runGo(ctx, "rccl tests", 10*time.Minute, nil)
+		}}},
+	},
 }
 
 // extra stages run only when they are named. Kueue and the controllers of further kinds of jobs take many minutes to build, Rust's
 // library for another processor comes from rustup, a release is built for two processors, and PyTorch needs 5 GB.
 var extra = []stage{
-	{"torch", "the backend of torch.distributed, with PyTorch, and a training job on a real cluster", func(ctx context.Context, root string) (counts, error) {
-		wheel, err := artifacts.Wheel(ctx, root, os.Stderr)
-		if err != nil {
-			return counts{}, err
-		}
-		python, dir, err := toolbox.TorchEnvironment(ctx, os.Stderr, wheel)
-		if err != nil {
-			return counts{}, err
-		}
-		defer os.RemoveAll(dir)
-		tests, err := toolbox.PyTorchTests(ctx, os.Stderr)
-		if err != nil {
-			return counts{}, err
-		}
-		scripts, err := pythonTest(ctx, filepath.Join(pluginDir(root), "bindings", "python", "tests_torch"), python, "PYTHONPATH="+dir, "EVENKEEL_PYTORCH_TESTS="+tests)
-		if err != nil {
-			return scripts, err
-		}
-		cluster, err := goTest(ctx, root, nil, "-tags", "e2e,torch", "-run", "^TestTorch", "-timeout", "45m", "./e2e")
-		cluster.add(scripts)
-		return cluster, err
-	}},
-	{"aarch64", "reductions, protocol and what is shipped on an emulated aarch64", aarch64},
-	{"kinds", "every kind of job under its real controller, on a real cluster", func(ctx context.Context, root string) (counts, error) {
-		return goTest(ctx, root, nil, "-tags", "e2e,kinds", "-run", "^TestKinds", "-parallel", "16", "-timeout", "45m", "./e2e")
-	}},
-	{"walk", "a release, installed on a real cluster as docs/install.md says", func(ctx context.Context, root string) (counts, error) {
-		return goTest(ctx, root, nil, "-tags", "release", "-run", "^TestRelease", "-timeout", "120m", "./hack/ci/release")
-	}},
-	{"kueue", "a job in a queue of the real Kueue, on a real cluster", func(ctx context.Context, root string) (counts, error) {
-		return goTest(ctx, root, nil, "-tags", "e2e,kueue", "-run", "^TestKueue", "-timeout", "45m", "./e2e")
-	}},
+	{
+		Stage: affected.Stage{
+			Name: "torch", Tests: []affected.Packages{torchTests}, Programs: clusterPrograms, Crates: shippedCrates, Reads: clusterFiles,
+		},
+		about: "the backend of torch.distributed, with PyTorch, and a training job on a real cluster",
+		root:  true,
+		parts: []part{
+			{name: "scripts", needs: []string{"wheel"}, weight: schedule.Waits, run: torchScripts},
+			{name: "cluster", needs: []string{"wheel", "torch tests"}, weight: schedule.Waits, apart: clusterJobs, run: func(ctx context.Context, t *task) error {
+				return t.runGo(ctx, "torch tests", 45*time.Minute, nil, "-test.run=^TestTorch")
+			}},
+		},
+	},
+	{
+		Stage: affected.Stage{
+			Name: "aarch64", Programs: []string{"./hack/ci/artifacts"}, Crates: slices.Concat(shippedCrates, []string{"evenkeel-reduction-kernels", "evenkeel-protocol"}), Reads: rustFiles,
+		},
+		about: "reductions, protocol and what is shipped on an emulated aarch64",
+		root:  true,
+		parts: []part{{run: aarch64}},
+	},
+	{
+		Stage: affected.Stage{Name: "kinds", Tests: []affected.Packages{kindsTests}, Programs: clusterPrograms, Crates: shippedCrates, Reads: clusterFiles},
+		about: "every kind of job under its real controller, on a real cluster",
+		root:  true,
+		parts: []part{{needs: []string{"kinds tests"}, weight: schedule.Waits, apart: clusterJobs, run: func(ctx context.Context, t *task) error {
+			return t.runGo(ctx, "kinds tests", 45*time.Minute, nil, "-test.run=^TestKinds", "-test.parallel=16")
+		}}},
+	},
+	{
+		Stage: affected.Stage{
+			Name: "walk", Tests: []affected.Packages{walkTests}, Programs: clusterPrograms, Crates: shippedCrates, Reads: slices.Concat(clusterFiles, []string{"docs/install.md"}),
+		},
+		about: "a release, installed on a real cluster as docs/install.md says",
+		root:  true,
+		parts: []part{{needs: []string{"walk tests"}, weight: schedule.Alone, run: func(ctx context.Context, t *task) error {
+			return t.runGo(ctx, "walk tests", 120*time.Minute, nil, "-test.run=^TestRelease")
+		}}},
+	},
+	{
+		Stage: affected.Stage{Name: "kueue", Tests: []affected.Packages{kueueTests}, Programs: clusterPrograms, Crates: shippedCrates, Reads: clusterFiles},
+		about: "a job in a queue of the real Kueue, on a real cluster",
+		root:  true,
+		parts: []part{{needs: []string{"kueue tests"}, weight: schedule.Waits, apart: clusterJobs, run: func(ctx context.Context, t *task) error {
+			return t.runGo(ctx, "kueue tests", 45*time.Minute, nil, "-test.run=^TestKueue")
+		}}},
+	},
 }
 
-// numpyVersion is the version of numpy for the Python tests.
-const numpyVersion = "2.4.6"
-
-// goPackages lists the packages whose tests need only Go; the others have stages of their own.
-func goPackages(ctx context.Context, root, pattern string) ([]string, error) {
-	cmd := command(ctx, root, "go", "list", pattern)
-	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return nil, fmt.Errorf("go list: %w", err)
-	}
-	other := regexp.MustCompile(`^evenkeel\.dev/evenkeel/(operator/test|charts|e2e)(/|$)`)
-	var packages []string
-	for _, p := range regexp.MustCompile(`\S+`).FindAllString(string(out), -1) {
-		if !other.MatchString(p) {
-			packages = append(packages, p)
-		}
-	}
-	return packages, nil
-}
+// What neither build tool knows.
+var (
+	// clusterJobs are those whose tests start a cluster of the same name, or look for what remains on the machine.
+	clusterJobs = []string{"cluster", "e2e labs", "e2e cluster", "torch cluster", "kinds", "kueue"}
+	// clusterPrograms run on the cluster, or start it.
+	clusterPrograms = []string{"./operator/cmd/...", "./hack/cluster/...", "./hack/ci/images"}
+	shippedCrates   = []string{"evenkeel-nccl-plugin", "evenkeel-bench", "evenkeel-reduction-server", "evenkeel-mpi", "evenkeel-python"}
+	// rustFiles are those of the whole Rust workspace.
+	rustFiles    = []string{"plugin/Cargo.toml", "plugin/Cargo.lock", "plugin/.cargo/"}
+	clusterFiles = slices.Concat(rustFiles, []string{"charts/evenkeel/", "images/", "Dockerfile", ".dockerignore", "hack/cluster/tools/", "plugin/bindings/python/"})
+)
 
 // pluginPackages are those of stage plugin.
 var pluginPackages = []string{"crates/nccl-plugin", "crates/reduction-server", "crates/bench"}
 
-// rustTests builds the workspace, whose tests load the library and start the programs, and runs the chosen test programs.
-func rustTests(ctx context.Context, root string, chosen func(cargo.Test) bool) (counts, error) {
-	built, err := cargo.Everything(ctx, root)
+// numpyVersion is the version of numpy for the Python tests.
+const numpyVersion = "2.4.6"
+
+// jobName is the scheduler's name of a part of a stage.
+func jobName(s stage, p part) string {
+	if p.name == "" {
+		return s.Name
+	}
+	return s.Name + " " + p.name
+}
+
+// linters are a part that reports each linter as a test.
+func linters(all ...lint.Linter) func(context.Context, *task) error {
+	return func(ctx context.Context, t *task) error {
+		for _, l := range all {
+			began := t.console.now()
+			err := l.Run(ctx, t.root, t.progress())
+			took := t.console.now().Sub(began)
+			r := results.Result{Program: "lint", Name: l.Name, Outcome: results.Passed, Duration: took, Self: took}
+			if err != nil {
+				r.Outcome, r.Output = results.Failed, err.Error()+"\n"
+			}
+			t.report(r)
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+		}
+		return nil
+	}
+}
+
+// skippedLab reports n skipped tests if the machine cannot have a lab, as its set-up has found.
+func (t *task) skippedLab(setUp string, n int) bool {
+	why := t.missing[setUp]
+	if why == "" {
+		return false
+	}
+	for i := range n {
+		t.report(results.Result{Program: setUp, Name: fmt.Sprintf("tests in the lab (%d)", i+1), Outcome: results.Skipped, Reason: why})
+	}
+	return true
+}
+
+// torchScripts runs the tests of the Python package with PyTorch, and PyTorch's own of a backend.
+func torchScripts(ctx context.Context, t *task) error {
+	python, dir, err := toolbox.TorchEnvironment(ctx, t.progress(), t.wheel)
 	if err != nil {
-		return counts{}, err
+		return err
 	}
-	var n counts
-	var failed []error
-	for _, test := range built.Tests {
-		if !chosen(test) {
-			continue
-		}
-		fmt.Printf("\n%s: %s\n", test.Package, test.Target)
-		result, err := countRust(command(ctx, filepath.Join(pluginDir(root), test.Package), test.Path))
-		n.add(result)
-		if err != nil {
-			failed = append(failed, fmt.Errorf("%s of %s: %w", test.Target, test.Package, err))
-		}
-	}
-	return n, errors.Join(failed...)
-}
-
-// An ignored test of these two kinds does not count as skipped: another test runs it in a process of its own, or stage rdma runs it.
-const (
-	partOfAnother = "... ignored, part of another test"
-	inTheLab      = "... ignored, runs in the RDMA lab"
-)
-
-// cargoTest builds Rust tests with Cargo and runs them.
-func cargoTest(ctx context.Context, root string, env []string, args ...string) (counts, error) {
-	cmd := command(ctx, pluginDir(root), "cargo", append([]string{"test", "--locked", "--no-fail-fast"}, args...)...)
-	cmd.Env = append(os.Environ(), env...)
-	return countRust(cmd)
-}
-
-// countRust runs Rust tests, and counts them by the last line of each test program.
-func countRust(cmd *exec.Cmd) (counts, error) {
-	var n counts
-	closing := regexp.MustCompile(`^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored`)
-	err := stream(cmd, func(line string) string {
-		if m := closing.FindStringSubmatch(line); m != nil {
-			n.add(counts{atoi(m[1]), atoi(m[2]), atoi(m[3])})
-		} else if line := strings.TrimSpace(line); strings.HasSuffix(line, partOfAnother) || strings.HasSuffix(line, inTheLab) {
-			n.skipped--
-		}
-		return line
-	})
-	return n, err
-}
-
-// goTest runs Go tests, and counts top-level tests and subtests alike. It shows the output of failed tests, and one line per package.
-func goTest(ctx context.Context, root string, env []string, args ...string) (counts, error) {
-	var n counts
-	output := map[string]string{} // of tests that still run
-	cmd := command(ctx, root, "go", append([]string{"test", "-json", "-count=1"}, args...)...)
-	cmd.Env = append(os.Environ(), env...)
-	err := stream(cmd, func(line string) string {
-		var event struct{ Action, Package, Test, Output string }
-		if json.Unmarshal([]byte(line), &event) != nil {
-			return line
-		}
-		key := event.Package + " " + event.Test
-		switch event.Action {
-		case "output":
-			if event.Test == "" {
-				return event.Output
-			}
-			output[key] += event.Output
-			return ""
-		case "build-output":
-			return event.Output
-		case "pass", "fail", "skip":
-			text := output[key]
-			delete(output, key)
-			if event.Test == "" {
-				return ""
-			}
-			switch event.Action {
-			case "pass":
-				n.passed++
-				return ""
-			case "fail":
-				n.failed++
-			default:
-				n.skipped++
-			}
-			return text
-		}
-		return ""
-	})
-	return n, err
-}
-
-// pythonTest runs the tests of a folder, and counts them by unittest's last lines.
-func pythonTest(ctx context.Context, dir, python string, env ...string) (counts, error) {
-	// They must import the installed package, so they run in a folder without its source.
-	cmd := command(ctx, dir, python, "-c", "import sys, unittest; unittest.main(None, argv=['unittest', 'discover'], testRunner=unittest.TextTestRunner(sys.stdout))")
-	cmd.Env = append(cmd.Environ(), env...)
-	var n counts
-	all := 0
-	ran, closing := regexp.MustCompile(`^Ran (\d+) tests? in `), regexp.MustCompile(`^(?:OK|FAILED)(?: \((.*)\))?$`)
-	err := stream(cmd, func(line string) string {
-		if m := ran.FindStringSubmatch(line); m != nil {
-			all = atoi(m[1])
-		} else if m := closing.FindStringSubmatch(strings.TrimSpace(line)); m != nil {
-			for part := range strings.SplitSeq(m[1], ", ") {
-				switch what, number, _ := strings.Cut(part, "="); what {
-				case "failures", "errors":
-					n.failed += atoi(number)
-				case "skipped":
-					n.skipped += atoi(number)
-				}
-			}
-			n.passed = all - n.failed - n.skipped
-		}
-		return line
-	})
-	if err == nil && all == 0 {
-		err = fmt.Errorf("no test in %s", dir)
-	}
-	return n, err
-}
-
-// stream runs a command and prints its output line by line, changed by show.
-func stream(cmd *exec.Cmd, show func(line string) string) error {
-	cmd.Stderr = os.Stderr
-	pipe, err := cmd.StdoutPipe()
+	defer os.RemoveAll(dir)
+	tests, err := toolbox.PyTorchTests(ctx, t.progress())
 	if err != nil {
-		return fmt.Errorf("%s: %w", cmd, err)
+		return err
 	}
-	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("%s: %w", cmd, err)
-	}
-	lines := bufio.NewReader(pipe)
-	for {
-		line, err := lines.ReadString('\n')
-		if show != nil && line != "" {
-			line = show(line)
-		}
-		if line != "" {
-			io.WriteString(os.Stdout, line) //nolint:errcheck // a closed terminal cannot be reported
-		}
-		if err != nil {
-			break
-		}
-	}
-	if err := cmd.Wait(); err != nil {
-		return fmt.Errorf("%s: %w", filepath.Base(cmd.Path), err)
-	}
-	return nil
-}
-
-func command(ctx context.Context, dir, name string, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Dir = dir
-	// The terminal sends an interrupt to the whole process group. Children clean up before they exit.
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = 0
-	return cmd
-}
-
-func pluginDir(root string) string { return filepath.Join(root, "plugin") }
-
-func atoi(s string) int {
-	n, err := strconv.Atoi(s)
-	if err != nil {
-		return 0 // the pattern matches only digits
-	}
-	return n
+	return t.pythonTests(ctx, "plugin/bindings/python/tests_torch", python, "PYTHONPATH="+dir, "EVENKEEL_PYTORCH_TESTS="+tests)
 }
