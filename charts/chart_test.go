@@ -30,7 +30,7 @@ const helmTimeout = 2 * time.Minute
 func helm(args ...string) (string, error) {
 	path := os.Getenv("HELM")
 	if path == "" {
-		return "", errors.New("HELM is not set: run `make test-chart`")
+		return "", errors.New("HELM is not set: run `make test STAGE=chart`")
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), helmTimeout)
 	defer cancel()
