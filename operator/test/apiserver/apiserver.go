@@ -30,7 +30,7 @@ const startTimeout, stopTimeout = 2 * time.Minute, time.Minute
 func Start(work string, definitions ...string) (config *rest.Config, stop func() error, err error) {
 	assets := os.Getenv("KUBEBUILDER_ASSETS")
 	if assets == "" {
-		return nil, nil, errors.New("KUBEBUILDER_ASSETS is not set: KUBEBUILDER_ASSETS=$(go run ./hack/cluster tool envtest) go test ./operator/test/..., or make test-operator")
+		return nil, nil, errors.New("KUBEBUILDER_ASSETS is not set: KUBEBUILDER_ASSETS=$(go run ./hack/cluster tool envtest) go test ./operator/test/..., or make test STAGE=operator")
 	}
 	if err := mortal(assets, work); err != nil {
 		return nil, nil, err
