@@ -97,7 +97,7 @@ var stages = []stage{
 		}}},
 	},
 	{
-		Stage: affected.Stage{Name: "chart", Tests: []affected.Packages{chartTests}, Reads: []string{"charts/", "hack/cluster/tools/helm/"}},
+		Stage: affected.Stage{Name: "chart", Tests: []affected.Packages{chartTests}, Reads: []string{"charts/", "hack/cluster/tools/cluster/"}},
 		about: "the chart's templates and schema",
 		parts: []part{{needs: []string{"helm", "chart tests"}, weight: schedule.Waits, run: func(ctx context.Context, t *task) error {
 			return t.runGo(ctx, "chart tests", 10*time.Minute, []string{"HELM=" + t.helm})
