@@ -70,6 +70,7 @@ Results are written to dist/test: index.html for people, junit.xml for CI, and a
 	root.Flags().IntVar(&run.parallel, "parallel", usualParallel, "the maximum number of jobs at a time")
 	root.Flags().BoolVar(&run.failFast, "fail-fast", false, "end with the first failure")
 	root.Flags().BoolVar(&run.all, "all", false, "run also "+strings.Join(names(extra), ", "))
+	root.Flags().BoolVar(&run.list, "list", false, "print the stages that would run, and run nothing")
 	root.Flags().StringVar(&run.since, "since", "", "run only stages that changes since this commit or branch can affect")
 
 	quickly := &cobra.Command{

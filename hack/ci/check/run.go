@@ -21,6 +21,7 @@ type runOptions struct {
 	parallel int
 	failFast bool
 	all      bool
+	list     bool // print what would run, and run nothing
 	since    string
 }
 
@@ -68,6 +69,10 @@ func runStages(ctx context.Context, named []string, o runOptions) error {
 			fmt.Printf("%s\n\nno change since %s affects a stage\n\n%s\n", strings.Join(leftOut, "\n"), o.since, results.Counts{})
 			return nil
 		}
+	}
+	if o.list {
+		fmt.Printf("%s\n", strings.Join(append(names(chosen), leftOut...), "\n"))
+		return nil
 	}
 	if err := asRoot(chosen); err != nil {
 		return err

@@ -79,9 +79,18 @@ var setUps = []setUp{
 		t.helm, err = box.Path(ctx, "helm")
 		return err
 	}},
-	{name: "wheel", run: func(ctx context.Context, t *task) (err error) {
-		t.wheel, err = artifacts.Wheel(ctx, t.root, t.progress())
-		return err
+	{name: "wheel", run: func(ctx context.Context, t *task) error {
+		wheel, err := artifacts.Wheel(ctx, t.root, t.progress())
+		if err != nil {
+			return err
+		}
+		// A copy, as other stages build it again, in the same place.
+		text, err := os.ReadFile(wheel)
+		if err != nil {
+			return err
+		}
+		t.wheel = filepath.Join(t.work, filepath.Base(wheel))
+		return os.WriteFile(t.wheel, text, 0o644)
 	}},
 	{name: "images", run: func(ctx context.Context, t *task) error {
 		b := artifacts.Builder{Progress: t.progress()}

@@ -37,7 +37,7 @@ type part struct {
 // A job's weight and apart are the table of what runs beside what: one Busy job at most, and beside it jobs that wait. The order of the
 // stages is the order in which their jobs start, once what they need is there.
 
-// stages are those of a usual run.
+// stages are those of a usual run. Operator comes before unit, as it waits for an API server while unit computes.
 var stages = []stage{
 	{
 		Stage: affected.Stage{Name: "format", Always: true, Reads: []string{".editorconfig", ".hadolint.yaml"}},
@@ -46,6 +46,16 @@ var stages = []stage{
 			{name: "format", run: linters(lint.Format()...)},
 			{name: "vet", run: linters(lint.Vet())},
 		},
+	},
+	{
+		Stage: affected.Stage{
+			Name: "operator", Tests: []affected.Packages{operatorTests}, Programs: []string{"./operator/cmd/..."},
+			Reads: []string{"charts/evenkeel/", "config/", "hack/cluster/tools/"},
+		},
+		about: "the operator on a real API server",
+		parts: []part{{needs: []string{"kubernetes tools", "operator tests"}, weight: schedule.Waits, run: func(ctx context.Context, t *task) error {
+			return t.runGo(ctx, "operator tests", 10*time.Minute, []string{"KUBEBUILDER_ASSETS=" + t.assets, "HELM=" + t.helm})
+		}}},
 	},
 	{
 		Stage: affected.Stage{
@@ -85,16 +95,6 @@ var stages = []stage{
 				return nil
 			}},
 		},
-	},
-	{
-		Stage: affected.Stage{
-			Name: "operator", Tests: []affected.Packages{operatorTests}, Programs: []string{"./operator/cmd/..."},
-			Reads: []string{"charts/evenkeel/", "hack/cluster/tools/"},
-		},
-		about: "the operator on a real API server",
-		parts: []part{{needs: []string{"kubernetes tools", "operator tests"}, weight: schedule.Waits, run: func(ctx context.Context, t *task) error {
-			return t.runGo(ctx, "operator tests", 10*time.Minute, []string{"KUBEBUILDER_ASSETS=" + t.assets, "HELM=" + t.helm})
-		}}},
 	},
 	{
 		Stage: affected.Stage{Name: "chart", Tests: []affected.Packages{chartTests}, Reads: []string{"charts/", "hack/cluster/tools/cluster/"}},
@@ -230,7 +230,7 @@ var (
 	shippedCrates   = []string{"evenkeel-nccl-plugin", "evenkeel-bench", "evenkeel-reduction-server", "evenkeel-mpi", "evenkeel-python"}
 	// rustFiles are those of the whole Rust workspace.
 	rustFiles    = []string{"plugin/Cargo.toml", "plugin/Cargo.lock", "plugin/.cargo/"}
-	clusterFiles = slices.Concat(rustFiles, []string{"charts/evenkeel/", "images/", "Dockerfile", ".dockerignore", "hack/cluster/tools/", "plugin/bindings/python/"})
+	clusterFiles = slices.Concat(rustFiles, []string{"charts/evenkeel/", "config/", "images/", "Dockerfile", ".dockerignore", "hack/cluster/tools/", "plugin/bindings/python/"})
 )
 
 // pluginPackages are those of stage plugin.
@@ -253,15 +253,15 @@ func linters(all ...lint.Linter) func(context.Context, *task) error {
 		for _, l := range all {
 			began := t.console.now()
 			err := l.Run(ctx, t.root, t.progress())
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
 			took := t.console.now().Sub(began)
 			r := results.Result{Program: "lint", Name: l.Name, Outcome: results.Passed, Duration: took, Self: took}
 			if err != nil {
 				r.Outcome, r.Output = results.Failed, err.Error()+"\n"
 			}
 			t.report(r)
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
-			}
 		}
 		return nil
 	}
