@@ -14,9 +14,12 @@ pub const MIN_PIECE_BYTES: u64 = 16 << 10;
 const TARGET_COMMUNICATORS: u64 = 128;
 /// Maximum size of a connection's retransmit buffer: small messages that the rank has not acknowledged.
 pub(crate) const RETRANSMIT_BYTES: usize = 32 << 10;
-/// How long a communicator is kept that failed, so that its ranks receive the reason, or that all who had joined have left, so
+/// How long a communicator is kept that failed, so that its ranks and upstream servers receive the reason, or that all who had joined have left, so
 /// that the others learn that they have.
 pub(crate) const ENDED_RETENTION: Duration = Duration::from_secs(10);
+/// How long a server that ends waits for its upstream servers to read that, and how often it looks.
+pub(crate) const END_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
+pub(crate) const END_REPORT_POLL: Duration = Duration::from_millis(1);
 /// Maximum growth of a piece on its way upstream: fp8 travels as float32.
 const MAX_WIDENING: u64 = 4;
 

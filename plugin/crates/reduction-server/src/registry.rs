@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::thread;
 use std::time::Instant;
 
 use evenkeel_reduction::Member;
@@ -13,7 +14,9 @@ use evenkeel_transport::{RecvConnection, SendConnection};
 use crate::communicator::{self, Communicator};
 use crate::context::Context;
 use crate::key::CommunicatorKey;
-use crate::limits::{ENDED_RETENTION, communicator_bytes, piece_bytes};
+use crate::limits::{
+    END_REPORT_POLL, END_REPORT_TIMEOUT, ENDED_RETENTION, communicator_bytes, piece_bytes,
+};
 use crate::upstream::UpstreamServers;
 
 /// Why new communicators are refused after SIGTERM.
@@ -214,9 +217,17 @@ impl CommunicatorRegistry {
         }
     }
 
-    /// Ends all communicators.
+    /// Ends all communicators. The upstream servers have some time to read that.
     pub(crate) fn end_all(&self) {
-        self.all().iter().for_each(|communicator| self.end(communicator));
+        let all = self.all();
+        all.iter().for_each(|communicator| communicator.report_end());
+        let deadline = Instant::now() + END_REPORT_TIMEOUT;
+        while !all.iter().all(|communicator| communicator.is_reported())
+            && Instant::now() < deadline
+        {
+            thread::sleep(END_REPORT_POLL);
+        }
+        all.iter().for_each(|communicator| self.end(communicator));
     }
 
     fn all(&self) -> Vec<Arc<Communicator>> {

@@ -265,6 +265,16 @@ impl Communicator {
         lock(&self.state).ended_at()
     }
 
+    /// Reports to the upstream servers that this server ends.
+    pub(crate) fn report_end(&self) {
+        lock(&self.state).report_end();
+    }
+
+    /// Whether the upstream servers have read why it failed, if it has.
+    pub(crate) fn is_reported(&self) -> bool {
+        lock(&self.state).is_reported()
+    }
+
     /// Closes all connections.
     pub(crate) fn close(&self) {
         let connections = lock(&self.state).take_connections();

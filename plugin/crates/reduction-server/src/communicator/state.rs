@@ -41,6 +41,8 @@ pub(super) struct State {
     created: Instant,
     /// Why and when the communicator failed.
     failed: Option<(String, Instant)>,
+    /// After a failure: whether all upstream servers that live have read why.
+    reported: bool,
     /// When the last rank left, while others have yet to join.
     deserted: Option<Instant>,
 }
@@ -84,6 +86,7 @@ impl State {
             joined: vec![false; ranks],
             created: Instant::now(),
             failed: None,
+            reported: false,
             deserted: None,
         }
     }
@@ -307,9 +310,11 @@ impl State {
 
     /// Does all that can be done with the upstream servers.
     fn poll_upstream(&mut self) {
-        let Some(upstream) = self.upstream.as_mut().filter(|_| self.failed.is_none()) else {
+        if self.failed.is_some() {
+            self.reported = self.upstream.as_mut().is_none_or(Upstream::poll_answers);
             return;
-        };
+        }
+        let Some(upstream) = &mut self.upstream else { return };
         let received = match upstream.progress(Instant::now()) {
             Ok(results) if results.is_empty() => return,
             Ok(results) => results.into_iter().try_for_each(|result| self.take_result(result)),
@@ -430,11 +435,32 @@ impl State {
         let Member { comm_id, job, .. } = &self.member;
         self.context.log.warn(&format!("communicator {comm_id:#x} of job {job:?}: {why}"));
         self.metrics.failures.inc();
+        self.report_upstream(why);
+        self.ranks.iter().flatten().for_each(|connection| connection.report_failure(why));
+    }
+
+    /// The communicator fails. Reports the reason to all upstream servers.
+    fn report_upstream(&mut self, why: &str) {
         self.failed = Some((why.to_owned(), Instant::now()));
-        if let Some(upstream) = &self.upstream {
+        if let Some(upstream) = &mut self.upstream {
             upstream.report_failure(why);
         }
-        self.ranks.iter().flatten().for_each(|connection| connection.report_failure(why));
+        self.poll_upstream();
+    }
+
+    /// Reports to the upstream servers that this one ends, if ranks are left.
+    pub(super) fn report_end(&mut self) {
+        if self.failed.is_none() && self.ranks.iter().any(Option::is_some) {
+            self.report_upstream("the server ended");
+        }
+    }
+
+    /// Whether the upstream servers need no connections any more: they have read why the communicator failed, or it has not.
+    pub(super) fn is_reported(&mut self) -> bool {
+        if self.failed.is_some() {
+            self.poll_upstream();
+        }
+        self.failed.is_none() || self.reported
     }
 
     /// Whether no rank has ever joined.
@@ -443,10 +469,14 @@ impl State {
     }
 
     /// Whether all ranks have joined and left. A rank may leave before the last one joins: that one belongs to the same
-    /// communicator, and must not find it gone.
+    /// communicator, and must not find it gone. After a failure, the upstream servers must have read why.
     pub(super) fn is_over(&self) -> bool {
         let all_left = self.ranks.iter().all(Option::is_none);
-        all_left && (self.failed.is_some() || !self.joined.contains(&false))
+        let is_done = match self.failed {
+            Some(_) => self.reported,
+            None => !self.joined.contains(&false),
+        };
+        all_left && is_done
     }
 
     /// When the communicator failed, or was left by all who had joined.
@@ -480,9 +510,6 @@ impl State {
     pub(super) fn take_connections(&mut self) -> (Vec<Option<RankConnection>>, Option<Upstream>) {
         let left = self.ranks.iter().flatten().count();
         self.metrics.ranks.dec_by(left as i64);
-        if let (true, None, Some(upstream)) = (left > 0, &self.failed, &self.upstream) {
-            upstream.report_failure("the server ended");
-        }
         self.failed.get_or_insert_with(|| ("the server ended".to_owned(), Instant::now()));
         (std::mem::take(&mut self.ranks), self.upstream.take())
     }

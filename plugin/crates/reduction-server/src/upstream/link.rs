@@ -32,6 +32,10 @@ pub(super) struct UpstreamLink {
     liveness: Liveness,
     /// When and why sending failed first. Nothing is sent any more.
     closed: Option<(Instant, String)>,
+    /// The answer to the report of a failure, once it is received.
+    answer: Option<PendingRecv>,
+    /// Whether no answer is due any more: it has come, or the server is lost.
+    over: bool,
 }
 
 /// As much of a piece as the server takes at once.
@@ -76,6 +80,8 @@ impl UpstreamLink {
             spare: Vec::new(),
             liveness: Liveness::new(),
             closed: None,
+            answer: None,
+            over: false,
         }
     }
 
@@ -98,6 +104,17 @@ impl UpstreamLink {
 
     /// Sends and receives what is possible now. Adds the results that have arrived to `results`.
     pub(super) fn progress(
+        &mut self,
+        now: Instant,
+        results: &mut Vec<UpstreamResult>,
+    ) -> Result<(), ClientError> {
+        let progress = self.try_progress(now, results);
+        // A server that has failed answers no report.
+        self.over |= progress.is_err();
+        progress
+    }
+
+    fn try_progress(
         &mut self,
         now: Instant,
         results: &mut Vec<UpstreamResult>,
@@ -142,9 +159,40 @@ impl UpstreamLink {
     }
 
     /// Reports the communicator's failure to the server.
-    pub(super) fn report_failure(&self, why: &str) {
+    pub(super) fn report_failure(&mut self, why: &str) {
         // A server that cannot be reached detects the failure by itself.
-        drop(Packet::Failed(why.to_owned()).send_last(&self.up));
+        self.over |= Packet::Failed(why.to_owned()).send_last(&self.up).is_none();
+    }
+
+    /// Receives the server's answer to the report of a failure: its own report. The server finds the leaf lost if the
+    /// connections close before it has read the report, so they stay open until it has. Returns true once it has, or is lost.
+    pub(super) fn poll_answer(&mut self) -> bool {
+        if !self.over {
+            self.over = self.receive_answer().unwrap_or(true);
+        }
+        self.over
+    }
+
+    /// An error means that no answer comes any more, or that it came in place of a result.
+    fn receive_answer(&mut self) -> Result<bool, String> {
+        while let Some(first) = self.in_flight.front_mut() {
+            first.receive()?;
+            if !first.is_received() || !first.is_sent()? {
+                return Ok(false);
+            }
+            self.in_flight.pop_front();
+        }
+        let answer = match &mut self.answer {
+            Some(answer) => answer,
+            None => self.answer.insert(self.receive_head()?),
+        };
+        Ok(answer.poll(false).map_err(text)?.is_some())
+    }
+
+    /// Posts the receive for a message that begins with a header.
+    fn receive_head(&self) -> Result<PendingRecv, String> {
+        let head = self.down.recv_block(Block::new(MESSAGE_BYTES), MESSAGE_BYTES);
+        head.map_err(text)?.map_err(|_| too_many_messages())
     }
 
     /// Sends fragments as long as the window has room.
@@ -165,10 +213,8 @@ impl UpstreamLink {
     /// Posts the receives for a fragment's result, then sends the fragment.
     fn send_fragment(&self, fragment: Fragment) -> Result<InFlight, String> {
         let Fragment { number, piece, last, sum, result } = fragment;
-        let text = |error: Error| error.to_string();
         let length = piece.length as usize;
-        let head_in = self.down.recv_block(Block::new(MESSAGE_BYTES), MESSAGE_BYTES);
-        let head_in = head_in.map_err(text)?.map_err(|_| too_many_messages())?;
+        let head_in = self.receive_head()?;
         let (mut body_in, mut inline_result) = (None, None);
         if piece.is_inline() {
             inline_result = Some(result);
@@ -203,6 +249,10 @@ impl Drop for UpstreamLink {
     }
 }
 
+fn text(error: Error) -> String {
+    error.to_string()
+}
+
 fn too_many_messages() -> String {
     "defect: more messages in flight than the connection allows".to_owned()
 }
@@ -211,7 +261,7 @@ impl InFlight {
     /// Receives what has arrived of the result.
     fn receive(&mut self) -> Result<(), String> {
         if let Some(head) = &mut self.head_in {
-            let Some((block, length)) = head.poll(false).map_err(|error| error.to_string())? else {
+            let Some((block, length)) = head.poll(false).map_err(text)? else {
                 return Ok(());
             };
             self.head_in = None;

@@ -67,7 +67,13 @@ impl Upstream {
     }
 
     /// Reports the communicator's failure to all servers.
-    pub(crate) fn report_failure(&self, why: &str) {
-        self.links.iter().for_each(|link| link.report_failure(why));
+    pub(crate) fn report_failure(&mut self, why: &str) {
+        self.links.iter_mut().for_each(|link| link.report_failure(why));
+    }
+
+    /// Receives the servers' answers to the report of a failure. Returns true once each has read it, or is lost.
+    pub(crate) fn poll_answers(&mut self) -> bool {
+        // All are asked: each has to receive its answer.
+        self.links.iter_mut().fold(true, |all, link| link.poll_answer() && all)
     }
 }
