@@ -10,10 +10,8 @@ use std::time::Duration;
 use crate::sys;
 
 const RELAXED: Ordering = Ordering::Relaxed;
-/// A stopwatch with this start does not run.
-const STOPPED: u64 = 0;
 
-/// Nanoseconds of the coarse clock, never [`STOPPED`].
+/// Nanoseconds of the coarse clock, never [`Calls::STOPPED`].
 fn now() -> u64 {
     sys::coarse_nanoseconds().max(1)
 }
@@ -21,42 +19,58 @@ fn now() -> u64 {
 /// Measures how long something is so, over all the times that it is. One thread sets it at a time; any thread reads it.
 #[derive(Debug, Default)]
 pub(crate) struct Stopwatch {
+    /// While it does not run, how long it has run, in nanoseconds. While it runs, that less the time when it began. Shifted by
+    /// [`RUNS`]: in one word, so that a reader never misses what has passed until it is stopped.
+    word: AtomicU64,
+    /// When it began the last time.
     since: AtomicU64,
-    total: AtomicU64,
 }
+
+/// The bit of [`Stopwatch::word`] that says that it runs.
+const RUNS: u64 = 1;
 
 impl Stopwatch {
     /// Runs from now on, or does not. Returns whether that is a change.
     pub(crate) fn set(&self, runs: bool) -> bool {
-        let since = self.since.load(RELAXED);
-        if runs == (since != STOPPED) {
+        let word = self.word.load(RELAXED);
+        if runs == (word & RUNS != 0) {
             return false;
         }
-        if runs {
-            self.since.store(now(), RELAXED);
-        } else {
-            // In this order a reader in between finds too little, which the next reading puts right.
-            self.since.store(STOPPED, RELAXED);
-            self.add(now().saturating_sub(since));
+        match runs {
+            true => self.start(now()),
+            false => self.word.store((word ^ RUNS).wrapping_add(now() << 1), RELAXED),
         }
         true
     }
 
-    /// Whether it runs.
-    pub(crate) fn runs(&self) -> bool {
-        self.since.load(RELAXED) != STOPPED
+    /// Runs from this time on. It did not run before.
+    fn start(&self, now: u64) {
+        self.since.store(now, RELAXED);
+        let word = self.word.load(RELAXED).wrapping_sub(now << 1) | RUNS;
+        // A reader that sees the word sees the beginning too.
+        self.word.store(word, Ordering::Release);
     }
 
-    fn add(&self, nanoseconds: u64) {
-        self.total.store(self.total.load(RELAXED) + nanoseconds, RELAXED);
+    /// Whether it runs.
+    pub(crate) fn runs(&self) -> bool {
+        self.word.load(RELAXED) & RUNS != 0
     }
 
     /// How long it has run in all, and how long it has run this time; zero: it does not run.
     pub(crate) fn read(&self) -> (Duration, Duration) {
-        let since = self.since.load(RELAXED);
-        let running = if since == STOPPED { 0 } else { now().saturating_sub(since) };
-        let total = self.total.load(RELAXED) + running;
-        (Duration::from_nanos(total), Duration::from_nanos(running))
+        let mut word = self.word.load(Ordering::Acquire);
+        while word & RUNS != 0 {
+            let now = now();
+            let again = self.word.load(Ordering::Acquire);
+            if again == word {
+                let total = (word ^ RUNS).wrapping_add(now << 1) >> 1;
+                let running = now.saturating_sub(self.since.load(RELAXED));
+                return (Duration::from_nanos(total), Duration::from_nanos(running));
+            }
+            // It was stopped before the clock was read, which would count too much.
+            word = again;
+        }
+        (Duration::from_nanos(word >> 1), Duration::ZERO)
     }
 }
 
@@ -151,7 +165,7 @@ impl Waits {
 #[derive(Debug)]
 pub(crate) struct Calls {
     outstanding: AtomicUsize,
-    /// When the last one ended; [`STOPPED`] while there are some.
+    /// When the last one ended; [`Calls::STOPPED`] while there are some.
     idle_since: AtomicU64,
     idle: AtomicU64,
 }
@@ -167,6 +181,9 @@ impl Default for Calls {
 }
 
 impl Calls {
+    /// The start of an idle time that has ended.
+    const STOPPED: u64 = 0;
+
     /// A connection has requests that are not done, or has none any more.
     pub(crate) fn change(&self, is_outstanding: bool) {
         // Of the two threads of a race, one sees what the other has done: the count and the time are in one order.
@@ -184,8 +201,8 @@ impl Calls {
     }
 
     fn end_idle(&self) {
-        let since = self.idle_since.swap(STOPPED, Ordering::SeqCst);
-        if since != STOPPED {
+        let since = self.idle_since.swap(Self::STOPPED, Ordering::SeqCst);
+        if since != Self::STOPPED {
             self.idle.fetch_add(now().saturating_sub(since), RELAXED);
         }
     }
@@ -193,7 +210,7 @@ impl Calls {
     /// How long there were no requests in all, and how long there are none this time; zero: there are some.
     pub(crate) fn uncalled(&self) -> (Duration, Duration) {
         let since = self.idle_since.load(RELAXED);
-        let running = if since == STOPPED { 0 } else { now().saturating_sub(since) };
+        let running = if since == Self::STOPPED { 0 } else { now().saturating_sub(since) };
         let total = self.idle.load(RELAXED) + running;
         (Duration::from_nanos(total), Duration::from_nanos(running))
     }
@@ -226,6 +243,31 @@ mod tests {
         assert!(stopped >= total && running.is_zero(), "{stopped:?} {running:?}");
         let_time_pass();
         assert_eq!(watch.read().0, stopped);
+    }
+
+    /// A reader in between would tell a connection that it has not waited.
+    #[test]
+    fn waits_stopwatch_loses_no_run_while_it_is_stopped() {
+        const RUN: Duration = Duration::from_secs(10);
+        let watch = Stopwatch::default();
+        let is_done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut before = Duration::ZERO;
+                while !is_done.load(RELAXED) {
+                    let (total, _) = watch.read();
+                    // The threads read the clock at different times.
+                    assert!(total + RUN / 2 >= before, "{total:?} after {before:?}");
+                    before = total;
+                }
+            });
+            for _ in 0..500_000 {
+                watch.start(now().saturating_sub(RUN.as_nanos() as u64));
+                watch.set(false);
+            }
+            is_done.store(true, RELAXED);
+            reader.join().unwrap();
+        });
     }
 
     #[test]
@@ -285,9 +327,9 @@ mod tests {
                 });
             }
         });
-        assert!(!calls.uncalled().1.is_zero() || calls.idle_since.load(RELAXED) != STOPPED);
+        assert!(!calls.uncalled().1.is_zero() || calls.idle_since.load(RELAXED) != Calls::STOPPED);
         calls.change(true);
-        assert_eq!(calls.idle_since.load(RELAXED), STOPPED);
+        assert_eq!(calls.idle_since.load(RELAXED), Calls::STOPPED);
     }
 }
 
@@ -296,11 +338,15 @@ mod tests {
 mod connection_tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
+    use std::time::Instant;
+
     use super::*;
     use crate::test_support::{pair, until};
     use crate::{RecvBuffer, RecvConnection, SendBuffer, SendConnection};
 
     const LONG: Duration = Duration::from_millis(60);
+    /// The coarse clock may be this late.
+    const CLOCK_STEP: Duration = Duration::from_millis(10);
 
     fn from() -> SendBuffer {
         SendBuffer::from_static(vec![1; 100_000].leak())
@@ -320,12 +366,14 @@ mod connection_tests {
         let received = recv.recv(to()).unwrap().unwrap();
         until(|| (times(&send, &recv).1.peer >= LONG).then_some(()));
         assert_eq!(times(&send, &recv).0, WaitTimes::default(), "the sender waits for nobody");
+        let sending = Instant::now();
         let sent = send.send(from()).unwrap().unwrap();
         until(|| {
             (sent.test().unwrap().is_some() && received.test().unwrap().is_some()).then_some(())
         });
         let (of_sender, of_receiver) = times(&send, &recv);
-        assert!(of_receiver.peer >= LONG && of_receiver.wire < LONG, "{of_receiver:?}");
+        assert!(of_receiver.peer >= LONG, "{of_receiver:?}");
+        assert!(of_receiver.wire <= sending.elapsed() + CLOCK_STEP, "{of_receiver:?}");
         assert!(of_sender.peer.is_zero(), "{of_sender:?}");
         assert!(of_receiver.outstanding_for.is_zero() && of_sender.outstanding_for.is_zero());
     }
@@ -336,13 +384,15 @@ mod connection_tests {
         let sent = send.send(from()).unwrap().unwrap();
         until(|| (times(&send, &recv).1.unposted >= LONG).then_some(()));
         assert!(times(&send, &recv).1.outstanding.is_zero(), "the receiver's caller wants nothing");
+        let receiving = Instant::now();
         let received = recv.recv(to()).unwrap().unwrap();
         until(|| {
             (sent.test().unwrap().is_some() && received.test().unwrap().is_some()).then_some(())
         });
         let (of_sender, of_receiver) = times(&send, &recv);
         // The acknowledgement has said it.
-        assert!(of_sender.peer >= LONG - Duration::from_millis(10), "{of_sender:?}");
-        assert!(of_receiver.outstanding < LONG, "{of_receiver:?}");
+        assert!(of_sender.peer >= LONG - CLOCK_STEP, "{of_sender:?}");
+        let waited = receiving.elapsed() + CLOCK_STEP;
+        assert!(of_receiver.outstanding <= waited, "{of_receiver:?} in {waited:?}");
     }
 }
