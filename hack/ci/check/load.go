@@ -62,6 +62,7 @@ func compute() error {
 	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, 0); err != nil {
 		return fmt.Errorf("load: nice 0: %w (this program runs at a lower priority, which only root can raise)", err)
 	}
-	for { //nolint:staticcheck // computing is all that it does
+	//lint:ignore SA5002 computing is all that it does
+	for {
 	}
 }
