@@ -93,11 +93,7 @@ var setUps = []setUp{
 		return os.WriteFile(t.wheel, text, 0o644)
 	}},
 	{name: "images", run: func(ctx context.Context, t *task) error {
-		b := artifacts.Builder{Progress: t.progress()}
-		if err := b.Dist(ctx); err != nil {
-			return err
-		}
-		_, err := b.All(ctx)
+		_, err := artifacts.Builder{Progress: t.progress()}.All(ctx)
 		return err
 	}},
 	{
@@ -162,6 +158,8 @@ var testPrograms = []toolbox.Program{
 	{Name: "cc", Package: "gcc"}, {Name: "c++", Package: "g++"},
 	// With these the soak breaks its network.
 	{Name: "ss", Package: "iproute2"}, {Name: "tc", Package: "iproute2"}, {Name: "nft", Package: "nftables"}, {Name: "unshare", Package: "util-linux"},
+	// It reads the RDMA lab's archives.
+	{Name: "cpio", Package: "cpio"},
 }
 
 // cleanUpTimeout bounds the end of all set-ups.

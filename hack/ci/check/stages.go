@@ -65,7 +65,7 @@ var stages = []stage{
 		},
 		about: "pure code, Go and Rust",
 		parts: []part{
-			{name: "go", again: []string{"unit tests"}, run: func(ctx context.Context, t *task) error {
+			{name: "go", needs: []string{"packages"}, again: []string{"unit tests"}, run: func(ctx context.Context, t *task) error {
 				if t.repeats {
 					return t.runGo(ctx, "unit tests", 10*time.Minute, nil)
 				}
@@ -105,15 +105,6 @@ var stages = []stage{
 	},
 	{
 		Stage: affected.Stage{
-			Name: "plugin", Crates: []string{"evenkeel-nccl-plugin", "evenkeel-reduction-server", "evenkeel-bench", "evenkeel-mpi", "evenkeel-c"}, Reads: rustFiles,
-		},
-		about: "the plugin through its C ABI, and the benchmark over it",
-		parts: []part{{needs: []string{"packages", "rust tests"}, apart: []string{"e2e labs"}, run: func(ctx context.Context, t *task) error {
-			return t.rustPrograms(ctx, func(test cargo.Test) bool { return slices.Contains(pluginPackages, test.Package) })
-		}}},
-	},
-	{
-		Stage: affected.Stage{
 			Name: "e2e", Tests: []affected.Packages{labTests, clusterTests}, Programs: clusterPrograms, Crates: shippedCrates, Reads: clusterFiles,
 		},
 		about: "labs, then everything on a real cluster",
@@ -127,6 +118,15 @@ var stages = []stage{
 				return t.runGo(ctx, "cluster tests", 45*time.Minute, nil)
 			}},
 		},
+	},
+	{
+		Stage: affected.Stage{
+			Name: "plugin", Crates: []string{"evenkeel-nccl-plugin", "evenkeel-reduction-server", "evenkeel-bench", "evenkeel-mpi", "evenkeel-c"}, Reads: rustFiles,
+		},
+		about: "the plugin through its C ABI, and the benchmark over it",
+		parts: []part{{needs: []string{"packages", "rust tests"}, apart: []string{"e2e labs"}, run: func(ctx context.Context, t *task) error {
+			return t.rustPrograms(ctx, func(test cargo.Test) bool { return slices.Contains(pluginPackages, test.Package) })
+		}}},
 	},
 	{
 		Stage: affected.Stage{
