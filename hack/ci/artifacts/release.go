@@ -32,8 +32,7 @@ const (
 // of what they share by all of them, so that the plugin has the same bytes everywhere.
 var shipped = []string{"evenkeel-nccl-plugin", "evenkeel-bench", "evenkeel-mpi", "evenkeel-reduction-server"}
 
-// A toolchain builds what is shipped for one processor. Cargo and maturin use the same linker, flags and folder, so that what the
-// programs and the Python package share is compiled once.
+// A toolchain builds what is shipped for one processor. Cargo and maturin use the same linker and flags.
 type toolchain struct {
 	root, target, folder string
 	maturin              string

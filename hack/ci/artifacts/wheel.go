@@ -66,9 +66,10 @@ func (t *toolchain) wheel(ctx context.Context, progress io.Writer, out, source s
 	if err := os.RemoveAll(out); err != nil {
 		return "", fmt.Errorf("clear %s: %w", out, err)
 	}
-	// maturin refuses a library that needs a later glibc than the wheel's tag promises.
+	// maturin refuses a library that needs a later glibc than the wheel's tag promises. In the folder of the programs, each of the two
+	// would build what they share anew after the other: the package needs other features of it.
 	cmd := exec.CommandContext(ctx, t.maturin, "build", "--locked", "--release", "--target", t.target, "--compatibility", "manylinux_"+strings.ReplaceAll(GlibcVersion, ".", "_"),
-		"--target-dir", t.folder, "--out", out)
+		"--target-dir", filepath.Join(t.folder, "wheel"), "--out", out)
 	// The time of the files in it; a ZIP has none before 1980.
 	cmd.Env = append(t.env, "SOURCE_DATE_EPOCH="+strconv.Itoa(wheelTime))
 	if err := runCommand(cmd, filepath.Join(plugin, "bindings", "python")); err != nil {
