@@ -118,7 +118,7 @@ func TestSetUpsComeBeforeWhatNeedsThemAndOnce(t *testing.T) {
 	for _, job := range s.jobsOf(chosen) {
 		got = append(got, job.Name)
 	}
-	want := "unit go, packages, rust tests, unit rust, unit fuzz, unit examples, plugin"
+	want := "packages, unit go, rust tests, unit rust, unit fuzz, unit examples, plugin"
 	if list := strings.Join(got, ", "); list != want {
 		t.Errorf("%s, not %s", list, want)
 	}
