@@ -29,7 +29,7 @@ type thirdParty struct {
 	patches string
 }
 
-// controllers are those that the environment has besides Evenkeel. Their manifests name images, which are known once they are loaded.
+// controllers lists the third-party controllers to install. Their manifests name images, so call it again once these are loaded.
 func (e *Cluster) controllers() []thirdParty {
 	controllers := []thirdParty{e.trainingOperator()}
 	if e.config.MPIOperator {

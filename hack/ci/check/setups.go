@@ -150,7 +150,7 @@ var setUps = []setUp{
 // testCluster is the name of the cluster of the tests, which e2e knows too.
 const testCluster = "e2e"
 
-// testPrograms are those of Debian that the tests of Rust run.
+// testPrograms are the programs that unit tests run, by their Debian packages.
 var testPrograms = []toolbox.Program{
 	// The real Redis server.
 	{Name: "redis-server", Package: "redis-server"}, {Name: "setpriv", Package: "util-linux"},

@@ -131,7 +131,7 @@ func (j job) assemble(ctx context.Context, folder, programs, whole string) error
 	return nil
 }
 
-// workFolder makes a folder beside dir, and removes those of builds of dir that were killed: this process holds the lock.
+// workFolder makes a folder beside dir. It removes what killed builds of dir left, as this process holds the lock.
 func workFolder(dir string) (string, error) {
 	unfinished := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)+"-")
 	stale, err := filepath.Glob(unfinished + "*")
