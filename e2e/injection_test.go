@@ -5,12 +5,10 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 const (
@@ -98,62 +96,6 @@ func TestInjectionRunsJobOverEvenkeel(t *testing.T) {
 	}
 }
 
-func TestInjectionNeedsTheAnnotation(t *testing.T) {
-	ctx, ns := testContext(t), newNamespace(t)
-	trainingJob{script: "exit 0"}.create(ctx, t, ns)
-	waitJob(ctx, t, ns, "Succeeded")
-	bare := plainPod(ns, nil)
-	if err := cluster.Client.Create(ctx, bare); err != nil {
-		t.Fatalf("create a pod: %v", err)
-	}
-	for _, p := range []*corev1.Pod{pod(ctx, t, ns, "train-master-0"), bare} {
-		if variable(p, "NCCL_NET_PLUGIN") != "" {
-			t.Errorf("%s: NCCL_NET_PLUGIN was set", p.Name)
-		}
-		for _, keys := range []map[string]string{p.Labels, p.Annotations} {
-			for key := range keys {
-				if strings.HasPrefix(key, "evenkeel.dev/") {
-					t.Errorf("%s: has %s", p.Name, key)
-				}
-			}
-		}
-		if slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == "evenkeel" }) {
-			t.Errorf("%s: has our volume", p.Name)
-		}
-	}
-}
-
-func TestInjectionRejectsUnknownProfile(t *testing.T) {
-	ctx, ns := testContext(t), newNamespace(t)
-	err := cluster.Client.Create(ctx, trainingJob{profile: "defualt", script: "exit 0"}.object(ns))
-	if err == nil {
-		t.Fatal("the job was accepted")
-	}
-	for _, want := range []string{`"defualt"`, "default"} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("the error lacks %s: %v", want, err)
-		}
-	}
-}
-
-func TestInjectionKeepsUserValue(t *testing.T) {
-	ctx, ns := testContext(t), newNamespace(t)
-	trainingJob{profile: "default", script: "exit 0", env: map[string]string{"NCCL_NET_PLUGIN": "none"}}.create(ctx, t, ns)
-	waitJob(ctx, t, ns, "Succeeded")
-	if got := variable(pod(ctx, t, ns, "train-master-0"), "NCCL_NET_PLUGIN"); got != "none" {
-		t.Errorf("NCCL_NET_PLUGIN is %q, the user's value is none", got)
-	}
-	eventually(ctx, t, "an Event on the pod names what was not changed", func(ctx context.Context) (bool, error) {
-		var events corev1.EventList
-		if err := cluster.Client.List(ctx, &events, client.InNamespace(ns)); err != nil {
-			return false, err
-		}
-		return slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
-			return e.Reason == "EvenkeelSkipped" && e.InvolvedObject.Name == "train-master-0" && strings.Contains(e.Message, "NCCL_NET_PLUGIN")
-		}), nil
-	})
-}
-
 func TestLostWorkerIsNamed(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)
 	trainingJob{profile: "default", script: "evenkeel-bench allreduce -b 1M -e 1M -n 5 -w 1 -N 0; exit $?"}.create(ctx, t, ns)
@@ -171,41 +113,6 @@ func TestLostWorkerIsNamed(t *testing.T) {
 	if out := logs(ctx, ns, "train-master-0"); !strings.Contains(out, "rank 1") || !strings.Contains(out, "train-worker-0") {
 		t.Errorf("the master's output does not name the lost peer (rank 1, train-worker-0):\n%s", out)
 	}
-}
-
-func TestWebhookOutageBlocksLabelledPodsOnly(t *testing.T) {
-	ctx, ns := testContext(t), newNamespace(t)
-	scale := func(replicas string) {
-		t.Helper()
-		if _, err := cluster.Kubectl(context.WithoutCancel(ctx), "-n", "evenkeel-system", "scale", "deployment/evenkeel-webhook", "--replicas="+replicas); err != nil {
-			t.Fatal(err)
-		}
-	}
-	scale("0")
-	t.Cleanup(func() {
-		scale("2")
-		if _, err := cluster.Kubectl(context.Background(), "-n", "evenkeel-system", "rollout", "status", "deployment/evenkeel-webhook", "--timeout=120s"); err != nil {
-			t.Error(err)
-		}
-	})
-	eventually(ctx, t, "no webhook pod runs", func(ctx context.Context) (bool, error) {
-		var pods corev1.PodList
-		err := cluster.Client.List(ctx, &pods, client.InNamespace("evenkeel-system"), client.MatchingLabels{"app.kubernetes.io/component": "webhook"})
-		return len(pods.Items) == 0, err
-	})
-	labelled := plainPod(ns, map[string]string{"evenkeel.dev/profile": "default"})
-	if err := cluster.Client.Create(ctx, labelled); err == nil {
-		t.Error("a labelled pod was accepted without the webhook")
-	} else if !strings.Contains(err.Error(), `"pods.evenkeel.dev"`) {
-		t.Errorf("the error does not name the webhook: %v", err)
-	}
-	bare := plainPod(ns, nil)
-	if err := cluster.Client.Create(ctx, bare); err != nil {
-		t.Fatalf("an unlabelled pod was rejected: %v", err)
-	}
-	eventually(ctx, t, "the unlabelled pod runs", func(ctx context.Context) (bool, error) {
-		return pod(ctx, t, ns, bare.Name).Status.Phase == corev1.PodRunning, nil
-	})
 }
 
 // variable is the value of an environment variable of the pod's first container.
