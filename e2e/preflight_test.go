@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"evenkeel.dev/evenkeel/hack/env"
@@ -272,13 +273,20 @@ func TestPreflightDeletedNodeIsNotAFailure(t *testing.T) {
 		}
 	})
 	room := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("4"), corev1.ResourceMemory: resource.MustParse("4Gi"), corev1.ResourcePods: resource.MustParse("20")}
-	status := node.DeepCopy()
-	status.Status = corev1.NodeStatus{Capacity: room, Allocatable: room, Conditions: []corev1.NodeCondition{{
-		Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Test", LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now(),
-	}}}
-	if err := cluster.Client.Status().Patch(ctx, status, client.MergeFrom(node)); err != nil {
+	beat := func(ctx context.Context) error {
+		status := node.DeepCopy()
+		status.Status = corev1.NodeStatus{Capacity: room, Allocatable: room, Conditions: []corev1.NodeCondition{{
+			Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Test", LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now(),
+		}}}
+		return cluster.Client.Status().Patch(ctx, status, client.MergeFrom(node))
+	}
+	if err := beat(ctx); err != nil {
 		t.Fatal(err)
 	}
+	// Without heartbeats the node would no longer be Ready when a busy machine schedules the rank.
+	alive, die := context.WithCancel(ctx)
+	defer die()
+	go wait.UntilWithContext(alive, func(ctx context.Context) { _ = beat(ctx) }, 2*time.Second) // a lost one is made up for by the next
 	c := startCheck(ctx, t, "leaving", func(spec *evenkeel.NetworkCheckSpec) {
 		quickPairs(spec)
 		spec.Nodes = evenkeel.NodeSet{Names: []string{"n1", "n2", "n3", "leaving"}}
@@ -289,6 +297,7 @@ func TestPreflightDeletedNodeIsNotAFailure(t *testing.T) {
 		err := cluster.Client.List(ctx, &pods, client.InNamespace(env.Namespace), client.MatchingLabels{evenkeel.CheckKey: c.Name})
 		return slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.Spec.NodeName == node.Name }), err
 	})
+	die()
 	if err := cluster.Client.Delete(ctx, node); err != nil {
 		t.Fatal(err)
 	}
