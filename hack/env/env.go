@@ -252,7 +252,7 @@ func (e *Cluster) cluster(ctx context.Context, progress io.Writer) error {
 }
 
 func (e *Cluster) builder(progress io.Writer) artifacts.Builder {
-	return artifacts.Builder{Registry: e.config.Existing, Progress: progress}
+	return artifacts.Builder{Quick: true, Registry: e.config.Existing, Progress: progress}
 }
 
 func (e *Cluster) buildImages(ctx context.Context, progress io.Writer) error {

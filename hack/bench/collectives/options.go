@@ -12,8 +12,8 @@ import (
 
 	"evenkeel.dev/evenkeel/hack/bench/internal/machine"
 	"evenkeel.dev/evenkeel/hack/bench/internal/page"
+	"evenkeel.dev/evenkeel/hack/ci/artifacts"
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
-	"evenkeel.dev/evenkeel/hack/internal/cargo"
 )
 
 const fullRounds, quickRounds = 5, 2
@@ -77,11 +77,11 @@ func (o options) prepare(ctx context.Context, s *setting, gloo func(ctx context.
 	if err := gloo(ctx, root, w.folder); err != nil {
 		return w, err
 	}
-	paths, err := cargo.Release(ctx, root, []string{"evenkeel-bench"}, []string{"evenkeel-bench"})
+	built, err := artifacts.Rust(ctx, root, os.Stderr, false)
 	if err != nil {
 		return w, err
 	}
-	w.bench = paths[0]
+	w.bench = filepath.Join(built, "evenkeel-bench")
 	return w, nil
 }
 

@@ -21,6 +21,7 @@ import (
 	"evenkeel.dev/evenkeel/hack/bench/internal/machine"
 	"evenkeel.dev/evenkeel/hack/bench/internal/page"
 	"evenkeel.dev/evenkeel/hack/bench/internal/stats"
+	"evenkeel.dev/evenkeel/hack/ci/artifacts"
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 	"evenkeel.dev/evenkeel/hack/internal/cargo"
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
@@ -136,11 +137,11 @@ func run(ctx context.Context, out io.Writer, o options) error {
 	// Before the build, which raises the load.
 	host, source := machine.Describe(), page.NewSource(ctx, root, "plugin", "hack")
 	if o.library == "" {
-		paths, err := cargo.Release(ctx, root, []string{"evenkeel-nccl-plugin"}, []string{cargo.Library})
+		built, err := artifacts.Rust(ctx, root, os.Stderr, false)
 		if err != nil {
 			return err
 		}
-		o.library = paths[0]
+		o.library = filepath.Join(built, cargo.Library)
 	}
 	if o.library, err = filepath.Abs(o.library); err != nil {
 		return err

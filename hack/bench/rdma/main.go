@@ -18,6 +18,7 @@ import (
 
 	"evenkeel.dev/evenkeel/hack/bench/internal/machine"
 	"evenkeel.dev/evenkeel/hack/bench/internal/page"
+	"evenkeel.dev/evenkeel/hack/ci/artifacts"
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 	"evenkeel.dev/evenkeel/hack/internal/cargo"
 	"evenkeel.dev/evenkeel/hack/lab/rdma/vm"
@@ -138,11 +139,11 @@ func run(ctx context.Context, out io.Writer, rounds int, output string) error {
 // build builds the plugin and its driver, optimised, and the tests.
 func build(ctx context.Context, root string) (programs, error) {
 	c := programs{Tests: map[string]string{}}
-	paths, err := cargo.Release(ctx, root, []string{"evenkeel-nccl-plugin", "evenkeel-bench"}, []string{cargo.Library, "evenkeel-bench"})
+	release, err := artifacts.Rust(ctx, root, os.Stderr, false)
 	if err != nil {
 		return c, err
 	}
-	c.Library, c.Driver = paths[0], paths[1]
+	c.Library, c.Driver = filepath.Join(release, cargo.Library), filepath.Join(release, "evenkeel-bench")
 	// Tests load the library and start the servers of the debug build.
 	built, err := cargo.Everything(ctx, root)
 	if err != nil {

@@ -92,7 +92,7 @@ func run(ctx context.Context, out io.Writer, o options.Options) error {
 	}
 	// Before the build, which raises the load.
 	host, source := machine.Describe(), page.NewSource(ctx, root, "plugin", "hack")
-	if err := o.BuildMissing(ctx, root); err != nil {
+	if err := o.BuildMissing(ctx, root, false); err != nil {
 		return err
 	}
 	folder, err := os.MkdirTemp("", "evenkeel-reduction-")

@@ -20,6 +20,7 @@ import (
 
 	"evenkeel.dev/evenkeel/hack/bench/internal/machine"
 	"evenkeel.dev/evenkeel/hack/bench/internal/page"
+	"evenkeel.dev/evenkeel/hack/ci/artifacts"
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 	"evenkeel.dev/evenkeel/hack/internal/cargo"
 )
@@ -88,11 +89,11 @@ func run(ctx context.Context, out io.Writer, o options) error {
 	// Before the build, which raises the load.
 	r := report{machine: machine.Describe(), source: page.NewSource(ctx, root, "plugin", "hack/bench/scale"), rounds: o.rounds}
 	if o.library == "" || o.driver == "" {
-		paths, err := cargo.Release(ctx, root, []string{"evenkeel-nccl-plugin", "evenkeel-bench"}, []string{cargo.Library, "evenkeel-bench"})
+		built, err := artifacts.Rust(ctx, root, os.Stderr, false)
 		if err != nil {
 			return err
 		}
-		o.library, o.driver = paths[0], paths[1]
+		o.library, o.driver = filepath.Join(built, cargo.Library), filepath.Join(built, "evenkeel-bench")
 	}
 	for _, c := range cases {
 		r.cases = append(r.cases, caseResult{of: c})

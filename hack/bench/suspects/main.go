@@ -21,6 +21,7 @@ import (
 
 	"evenkeel.dev/evenkeel/hack/bench/internal/machine"
 	"evenkeel.dev/evenkeel/hack/bench/internal/page"
+	"evenkeel.dev/evenkeel/hack/ci/artifacts"
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 	"evenkeel.dev/evenkeel/hack/internal/cargo"
 )
@@ -171,11 +172,11 @@ func run(ctx context.Context, out io.Writer, o options) error {
 	}
 	host, source := machine.Describe(), page.NewSource(ctx, root, "plugin", "hack")
 	if o.library == "" || o.driver == "" {
-		paths, err := cargo.Release(ctx, root, []string{"evenkeel-nccl-plugin", "evenkeel-bench"}, []string{cargo.Library, "evenkeel-bench"})
+		built, err := artifacts.Rust(ctx, root, os.Stderr, false)
 		if err != nil {
 			return err
 		}
-		o.library, o.driver = paths[0], paths[1]
+		o.library, o.driver = filepath.Join(built, cargo.Library), filepath.Join(built, "evenkeel-bench")
 	}
 	r := measure(ctx, out, o, only, chosen)
 	if r.stopped != nil && len(r.results) == 0 && len(r.calm) == 0 {

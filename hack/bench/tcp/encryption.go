@@ -85,7 +85,7 @@ func runEncryption(ctx context.Context, out io.Writer, o config) error {
 	}
 	// Before the build, which raises the load.
 	r := encryptionReport{machine: machine.Describe(), source: page.NewSource(ctx, root, "plugin", "hack/bench/tcp"), quick: o.Quick, rounds: o.Rounds}
-	if err := o.BuildMissing(ctx, root); err != nil {
+	if err := o.BuildMissing(ctx, root, false); err != nil {
 		return err
 	}
 	secret := make([]byte, 32)

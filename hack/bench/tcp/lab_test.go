@@ -50,7 +50,7 @@ func measurePlugin(t *testing.T, c benchCase) caseResult {
 		t.Fatal(err)
 	}
 	o := config{Options: options.Options{Rounds: 1}}
-	if err := o.BuildMissing(t.Context(), root); err != nil {
+	if err := o.BuildMissing(t.Context(), root, true); err != nil {
 		t.Fatal(err)
 	}
 	b, err := newBench(o, io.Discard)

@@ -86,7 +86,7 @@ func run(ctx context.Context, out io.Writer, o config) error {
 	}
 	// Before the build, which raises the load.
 	host, source := machine.Describe(), page.NewSource(ctx, root, "plugin", "hack")
-	if err := o.BuildMissing(ctx, root); err != nil {
+	if err := o.BuildMissing(ctx, root, false); err != nil {
 		return err
 	}
 	b, err := newBench(o, out)

@@ -29,7 +29,7 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return fmt.Errorf("this folder: %w", err)
 	}
-	wheel, err := artifacts.Wheel(ctx, root, os.Stderr)
+	wheel, err := artifacts.Wheel(ctx, root, os.Stderr, false)
 	if err != nil {
 		return err
 	}

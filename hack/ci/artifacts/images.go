@@ -70,6 +70,9 @@ type Builder struct {
 	// Arch is the processor that is built for, as Go names it: amd64 or arm64. Empty: this machine's. What is for another one is in
 	// dist/linux-ARCH, and its images have that in their tags.
 	Arch string
+	// Quick leaves out what takes most of a build and changes only how fast the programs are: link-time optimization of Rust's, and
+	// inlining in Go's. It is for tests and for trying things out.
+	Quick bool
 	// Stamp writes the commit into Go's programs, which takes a repository of git.
 	Stamp bool
 	// Progress receives one line per step and the output of a step that fails.
@@ -86,12 +89,12 @@ func (b Builder) Dist(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Join(dist, "plugin"), 0o755); err != nil {
 		return fmt.Errorf("create dist: %w", err)
 	}
-	b.report("building the plugin, evenkeel-bench, the library for nccl-tests and the reduction server (cargo, release)")
+	b.report("building the plugin, evenkeel-bench, the library for nccl-tests, the reduction server and the Python package (cargo, " + profile(b.Quick) + ")")
 	t, err := newToolchain(ctx, root, b.progress(), b.arch())
 	if err != nil {
 		return err
 	}
-	built, err := t.programs(ctx, b.progress(), b.Stamp)
+	built, err := t.programs(ctx, b.progress(), b.Quick, b.Stamp)
 	if err != nil {
 		return err
 	}
@@ -114,7 +117,7 @@ func (b Builder) Dist(ctx context.Context) error {
 	if err := mpiHome(root, filepath.Join(dist, "mpi")); err != nil {
 		return err
 	}
-	wheel, err := t.wheel(ctx, b.progress(), filepath.Join(root, "dist", "wheel"), filepath.Join(built, "libnccl_net_evenkeel.so"))
+	wheel, err := t.wheel(ctx, b.progress(), b.Quick, filepath.Join(root, "dist", "wheel"), filepath.Join(built, "libnccl_net_evenkeel.so"))
 	if err != nil {
 		return err
 	}
@@ -131,11 +134,14 @@ func (b Builder) Dist(ctx context.Context) error {
 // Go builds programs of the operator's module for an operating system and a processor: static, and without paths of this machine.
 // To is a file, or a folder with a slash behind it.
 func (b Builder) Go(ctx context.Context, root, goos, goarch, to string, packages ...string) error {
-	args := []string{"build", "-ldflags", "-s -w", "-o", to}
+	args, flags := []string{"build", "-ldflags", "-s -w", "-o", to}, toolbox.GoReleaseFlags
+	if b.Quick {
+		flags = toolbox.GoFlags
+	}
 	if b.Stamp {
 		args = append(args, "-buildvcs=true")
 	}
-	return b.run(ctx, root, []string{"CGO_ENABLED=0", "GOFLAGS=" + toolbox.GoFlags, "GOOS=" + goos, "GOARCH=" + goarch}, "go", append(args, packages...)...)
+	return b.run(ctx, root, []string{"CGO_ENABLED=0", "GOFLAGS=" + flags, "GOOS=" + goos, "GOARCH=" + goarch}, "go", append(args, packages...)...)
 }
 
 // arch is the processor that is built for.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 
@@ -29,8 +30,19 @@ const (
 )
 
 // shipped are the packages of the plugin's workspace that are in images and wheels. They are built together: cargo chooses the features
-// of what they share by all of them, so that the plugin has the same bytes everywhere.
-var shipped = []string{"evenkeel-nccl-plugin", "evenkeel-bench", "evenkeel-mpi", "evenkeel-reduction-server"}
+// of what they share by all of them, so that the plugin has the same bytes everywhere, and maturin finds what the Python package needs.
+var shipped = []string{"evenkeel-nccl-plugin", "evenkeel-bench", "evenkeel-mpi", "evenkeel-reduction-server", "evenkeel-python"}
+
+// Rust builds what is shipped of the plugin's workspace for this machine's processor, and returns the folder that has the programs and
+// libraries under cargo's names for them. Quick is [Builder]'s.
+func Rust(ctx context.Context, root string, progress io.Writer, quick bool) (string, error) {
+	t, err := newToolchain(ctx, root, progress, runtime.GOARCH)
+	if err != nil {
+		return "", err
+	}
+	fmt.Fprintf(progress, "building the plugin (cargo, %s)\n", profile(quick))
+	return t.programs(ctx, progress, quick, false)
+}
 
 // A toolchain builds what is shipped for one processor. Cargo and maturin use the same linker and flags.
 type toolchain struct {
@@ -88,8 +100,8 @@ func (t *toolchain) script(name, command string) (string, error) {
 
 // programs builds the shipped packages: optimized, for glibc of [GlibcVersion] or later, without paths of this machine, and with the list
 // of its crates in each binary if listed. It returns the folder in which cargo leaves them.
-func (t *toolchain) programs(ctx context.Context, progress io.Writer, listed bool) (string, error) {
-	args := []string{"build", "--release", "--locked", "--target", t.target}
+func (t *toolchain) programs(ctx context.Context, progress io.Writer, quick, listed bool) (string, error) {
+	args := []string{"build", "--profile", profile(quick), "--locked", "--target", t.target}
 	env := t.env
 	if listed {
 		auditable, err := toolbox.CargoTool(ctx, progress, "cargo-auditable", auditableVersion)
@@ -107,7 +119,15 @@ func (t *toolchain) programs(ctx context.Context, progress io.Writer, listed boo
 	if err := runCommand(cmd, filepath.Join(t.root, "plugin")); err != nil {
 		return "", err
 	}
-	return filepath.Join(t.folder, t.target, "release"), nil
+	return filepath.Join(t.folder, t.target, profile(quick)), nil
+}
+
+// profile is cargo's.
+func profile(quick bool) string {
+	if quick {
+		return "quick"
+	}
+	return "release"
 }
 
 // targetFolder is cargo's.

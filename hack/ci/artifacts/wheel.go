@@ -23,9 +23,9 @@ const maturinVersion = "1.16.0"
 const wheelTime = 315532800
 
 // Wheel builds the wheel for this machine's processor, for Python 3.11 and later and glibc of [GlibcVersion] or later, and returns its
-// path in dist/wheel/.
-func Wheel(ctx context.Context, root string, progress io.Writer) (string, error) {
-	return Builder{Progress: progress}.Wheel(ctx, root, filepath.Join(root, "dist", "wheel"))
+// path in dist/wheel/. Quick is [Builder]'s.
+func Wheel(ctx context.Context, root string, progress io.Writer, quick bool) (string, error) {
+	return Builder{Quick: quick, Progress: progress}.Wheel(ctx, root, filepath.Join(root, "dist", "wheel"))
 }
 
 // Wheel is [Wheel] for the builder's processor. The wheel is in out, which it empties.
@@ -34,18 +34,18 @@ func (b Builder) Wheel(ctx context.Context, root, out string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	b.report("building the plugin (cargo, release)")
-	built, err := t.programs(ctx, b.progress(), b.Stamp)
+	b.report("building the plugin (cargo, " + profile(b.Quick) + ")")
+	built, err := t.programs(ctx, b.progress(), b.Quick, b.Stamp)
 	if err != nil {
 		return "", err
 	}
-	return t.wheel(ctx, b.progress(), out, filepath.Join(built, "libnccl_net_evenkeel.so"))
+	return t.wheel(ctx, b.progress(), b.Quick, out, filepath.Join(built, "libnccl_net_evenkeel.so"))
 }
 
 // wheel builds the wheel with a plugin that is built already. It is in out, which is emptied.
-func (t *toolchain) wheel(ctx context.Context, progress io.Writer, out, source string) (string, error) {
+func (t *toolchain) wheel(ctx context.Context, progress io.Writer, quick bool, out, source string) (string, error) {
 	plugin := filepath.Join(t.root, "plugin")
-	fmt.Fprintln(progress, "building the Python package (cargo, release)")
+	fmt.Fprintln(progress, "building the wheel (maturin)")
 	if err := CheckGlibc(source, GlibcVersion); err != nil {
 		return "", err
 	}
@@ -66,10 +66,9 @@ func (t *toolchain) wheel(ctx context.Context, progress io.Writer, out, source s
 	if err := os.RemoveAll(out); err != nil {
 		return "", fmt.Errorf("clear %s: %w", out, err)
 	}
-	// maturin refuses a library that needs a later glibc than the wheel's tag promises. In the folder of the programs, each of the two
-	// would build what they share anew after the other: the package needs other features of it.
-	cmd := exec.CommandContext(ctx, t.maturin, "build", "--locked", "--release", "--target", t.target, "--compatibility", "manylinux_"+strings.ReplaceAll(GlibcVersion, ".", "_"),
-		"--target-dir", filepath.Join(t.folder, "wheel"), "--out", out)
+	// maturin refuses a library that needs a later glibc than the wheel's tag promises.
+	cmd := exec.CommandContext(ctx, t.maturin, "build", "--locked", "--profile", profile(quick), "--target", t.target, "--compatibility", "manylinux_"+strings.ReplaceAll(GlibcVersion, ".", "_"),
+		"--target-dir", t.folder, "--out", out)
 	// The time of the files in it; a ZIP has none before 1980.
 	cmd.Env = append(t.env, "SOURCE_DATE_EPOCH="+strconv.Itoa(wheelTime))
 	if err := runCommand(cmd, filepath.Join(plugin, "bindings", "python")); err != nil {

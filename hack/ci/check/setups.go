@@ -80,7 +80,7 @@ var setUps = []setUp{
 		return err
 	}},
 	{name: "wheel", run: func(ctx context.Context, t *task) error {
-		wheel, err := artifacts.Wheel(ctx, t.root, t.progress())
+		wheel, err := artifacts.Wheel(ctx, t.root, t.progress(), true)
 		if err != nil {
 			return err
 		}
@@ -93,7 +93,7 @@ var setUps = []setUp{
 		return os.WriteFile(t.wheel, text, 0o644)
 	}},
 	{name: "images", run: func(ctx context.Context, t *task) error {
-		_, err := artifacts.Builder{Progress: t.progress()}.All(ctx)
+		_, err := artifacts.Builder{Quick: true, Progress: t.progress()}.All(ctx)
 		return err
 	}},
 	{

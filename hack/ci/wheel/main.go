@@ -18,7 +18,7 @@ func main() {
 	root, err := toolbox.Root()
 	if err == nil {
 		var wheel string
-		if wheel, err = artifacts.Wheel(ctx, root, os.Stderr); err == nil {
+		if wheel, err = artifacts.Wheel(ctx, root, os.Stderr, false); err == nil {
 			fmt.Println(wheel)
 		}
 	}

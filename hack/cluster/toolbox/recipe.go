@@ -241,7 +241,7 @@ func (r recipe) folder(root string) string {
 // key is the name of the tool's folder in the cache. It changes with every input of the build, so an existing folder needs no check.
 func (r recipe) key(folder, version string) (string, error) {
 	hash := sha256.New()
-	fmt.Fprintf(hash, "%s/%s %v %v %v\n", runtime.GOOS, runtime.GOARCH, r.binaries, r.links, r.keep)
+	fmt.Fprintf(hash, "%s/%s %s %v %v %v\n", runtime.GOOS, runtime.GOARCH, GoFlags, r.binaries, r.links, r.keep)
 	if r.ldflags != nil {
 		fmt.Fprintln(hash, r.ldflags(version))
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"evenkeel.dev/evenkeel/hack/ci/artifacts"
 	"evenkeel.dev/evenkeel/hack/internal/cargo"
 )
 
@@ -60,14 +61,14 @@ func (o *Options) Check(fullRounds, quickRounds int) (only *regexp.Regexp, err e
 	return only, nil
 }
 
-// BuildMissing builds, from the checkout, the plugin and the driver where they were not given.
-func (o *Options) BuildMissing(ctx context.Context, root string) error {
+// BuildMissing builds, from the checkout, the plugin and the driver where they were not given. Quick is that of [artifacts.Builder].
+func (o *Options) BuildMissing(ctx context.Context, root string, quick bool) error {
 	if o.Library == "" || o.Driver == "" {
-		paths, err := cargo.Release(ctx, root, []string{"evenkeel-nccl-plugin", "evenkeel-bench", "evenkeel-reduction-server"}, []string{cargo.Library, "evenkeel-bench"})
+		built, err := artifacts.Rust(ctx, root, os.Stderr, quick)
 		if err != nil {
 			return err
 		}
-		o.Library, o.Driver = cmp.Or(o.Library, paths[0]), cmp.Or(o.Driver, paths[1])
+		o.Library, o.Driver = cmp.Or(o.Library, filepath.Join(built, cargo.Library)), cmp.Or(o.Driver, filepath.Join(built, "evenkeel-bench"))
 	}
 	var err error
 	o.Library, err = filepath.Abs(o.Library)
