@@ -86,7 +86,11 @@ func Start(ctx context.Context, config Config) (*Cluster, error) {
 			if err := e.tools(ctx, progress); err != nil {
 				return err
 			}
-			return e.cluster(ctx, progress)
+			// A cluster mostly waits while it starts.
+			group, ctx := errgroup.WithContext(ctx)
+			group.Go(func() error { return e.cluster(ctx, progress) })
+			group.Go(func() error { return e.buildControllers(ctx, progress) })
+			return group.Wait()
 		}},
 		{"images", e.buildImages},
 	}
@@ -190,19 +194,31 @@ func (e *Cluster) DefaultProfile(ctx context.Context) error {
 	return nil
 }
 
-// tools builds the programs of the cluster, and of the controllers that are installed on it.
+// buildControllers builds the controllers that are installed on the local cluster.
+func (e *Cluster) buildControllers(ctx context.Context, progress io.Writer) error {
+	if e.config.Existing {
+		return nil
+	}
+	box, err := toolbox.New(progress)
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, c := range e.controllers() {
+		names = append(names, c.name)
+	}
+	_, err = box.Dirs(ctx, names...)
+	return err
+}
+
+// tools builds the programs of the cluster, and finds those that talk to it.
 func (e *Cluster) tools(ctx context.Context, progress io.Writer) error {
 	box, err := toolbox.New(progress)
 	if err != nil {
 		return err
 	}
-	wanted := []string{"kubectl", "helm"}
 	if !e.config.Existing {
-		wanted = append(wanted, local.Tools...)
-		for _, c := range e.controllers() {
-			wanted = append(wanted, c.name)
-		}
-		if _, err := box.Dirs(ctx, wanted...); err != nil {
+		if _, err := box.Dirs(ctx, append([]string{"kubectl", "helm"}, local.Tools...)...); err != nil {
 			return err
 		}
 	}
@@ -252,7 +268,8 @@ func (e *Cluster) cluster(ctx context.Context, progress io.Writer) error {
 }
 
 func (e *Cluster) builder(progress io.Writer) artifacts.Builder {
-	return artifacts.Builder{Quick: true, Registry: e.config.Existing, Progress: progress}
+	// An existing cluster may be where somebody measures.
+	return artifacts.Builder{Quick: !e.config.Existing, Registry: e.config.Existing, Progress: progress}
 }
 
 func (e *Cluster) buildImages(ctx context.Context, progress io.Writer) error {
