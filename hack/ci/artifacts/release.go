@@ -78,6 +78,7 @@ func newToolchain(ctx context.Context, root string, progress io.Writer, goarch s
 	name := strings.ReplaceAll(target, "-", "_")
 	t.env = append(os.Environ(), withoutPaths(root, t.folder),
 		"CARGO_TARGET_"+strings.ToUpper(name)+"_LINKER="+linker, "CC_"+name+"="+linker, "AR_"+name+"="+archiver,
+		"SOURCE_DATE_EPOCH="+strconv.Itoa(wheelTime),
 		"PATH="+filepath.Dir(maturin)+string(os.PathListSeparator)+os.Getenv("PATH"))
 	return t, nil
 }

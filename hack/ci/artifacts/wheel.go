@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -19,7 +18,8 @@ import (
 // maturinVersion is also in plugin/bindings/python/pyproject.toml, for builds without this program.
 const maturinVersion = "1.16.0"
 
-// wheelTime is the time of the files in a wheel, in seconds of Unix: the beginning of 1980, before which ZIP has no time.
+// wheelTime is the time of the files in a wheel, in seconds of Unix: the beginning of 1980, before which ZIP has no time. Cargo has it
+// too, as it builds C anew when the time is another.
 const wheelTime = 315532800
 
 // Wheel builds the wheel for this machine's processor, for Python 3.11 and later and glibc of [GlibcVersion] or later, and returns its
@@ -69,8 +69,7 @@ func (t *toolchain) wheel(ctx context.Context, progress io.Writer, quick bool, o
 	// maturin refuses a library that needs a later glibc than the wheel's tag promises.
 	cmd := exec.CommandContext(ctx, t.maturin, "build", "--locked", "--profile", profile(quick), "--target", t.target, "--compatibility", "manylinux_"+strings.ReplaceAll(GlibcVersion, ".", "_"),
 		"--target-dir", t.folder, "--out", out)
-	// The time of the files in it; a ZIP has none before 1980.
-	cmd.Env = append(t.env, "SOURCE_DATE_EPOCH="+strconv.Itoa(wheelTime))
+	cmd.Env = t.env
 	if err := runCommand(cmd, filepath.Join(plugin, "bindings", "python")); err != nil {
 		return "", err
 	}
