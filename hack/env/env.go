@@ -104,6 +104,10 @@ func Start(ctx context.Context, config Config) (*Cluster, error) {
 		return nil, err
 	}
 	install := []step{{"chart", func(ctx context.Context, _ io.Writer) error { return e.InstallChart(ctx) }}}
+	if config.Torch {
+		// Nothing that is installed needs this image, which is ten times as large as the others.
+		install = append(install, step{"PyTorch", e.loadPyTorch})
+	}
 	for _, c := range e.controllers() {
 		install = append(install, step{c.name, func(ctx context.Context, progress io.Writer) error { return e.install(ctx, c, progress) }})
 	}
@@ -289,9 +293,6 @@ func (e *Cluster) load(ctx context.Context, progress io.Writer) error {
 		artifacts.Bench: &e.Images.Bench, artifacts.Server: &e.Images.Server, artifacts.Training: &e.Images.Training,
 		artifacts.NVSentinelCheck: &e.Images.NVSentinelCheck,
 	}
-	if e.config.Torch {
-		images[artifacts.PyTorch] = &e.Images.PyTorch
-	}
 	for name, pinned := range images {
 		var err error
 		if *pinned, err = e.push(ctx, name); err != nil {
@@ -299,6 +300,11 @@ func (e *Cluster) load(ctx context.Context, progress io.Writer) error {
 		}
 	}
 	return nil
+}
+
+func (e *Cluster) loadPyTorch(ctx context.Context, _ io.Writer) (err error) {
+	e.Images.PyTorch, err = e.push(ctx, artifacts.PyTorch)
+	return err
 }
 
 // push makes an image of buildah's local storage available to the cluster's nodes and returns its pinned reference.

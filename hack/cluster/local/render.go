@@ -124,7 +124,8 @@ func cniConfig(podCIDR string) string {
 `, podCIDR)
 }
 
-// kubeletConfig has eviction limits for memory only, as the disk is the machine's.
+// kubeletConfig has eviction limits for memory only, as the disk is the machine's. A Secret that changes is in the volumes of pods after
+// 5 seconds, and not after a minute, as controllers that make their own certificates wait for that.
 func kubeletConfig() string {
 	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -141,6 +142,7 @@ volumePluginDir: /var/lib/kubelet/volume-plugins
 imageGCHighThresholdPercent: 100
 evictionHard: {memory.available: 100Mi, nodefs.available: "0%%", imagefs.available: "0%%", nodefs.inodesFree: "0%%", imagefs.inodesFree: "0%%"}
 nodeStatusUpdateFrequency: 4s
+syncFrequency: 5s
 `, nodeView, ControlPlaneIP, dnsDomain, containerdSock)
 }
 
