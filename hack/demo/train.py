@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 100
-BATCH = 64
+BATCH = 32
 SIZE = 24
 """Pixels of a picture's side."""
 NETWORK_NAMES = (
