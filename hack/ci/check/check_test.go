@@ -125,7 +125,7 @@ func TestSetUpsComeBeforeWhatNeedsThemAndOnce(t *testing.T) {
 }
 
 func TestUnknownStageIsRefused(t *testing.T) {
-	if _, err := choose([]string{"unit", "units"}); err == nil || !strings.Contains(err.Error(), "there is no stage units: there are format, operator,") {
+	if _, err := choose([]string{"unit", "units"}); err == nil || !strings.Contains(err.Error(), "there is no stage units: there are format, unit,") {
 		t.Error(err)
 	}
 }

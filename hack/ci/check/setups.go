@@ -11,6 +11,7 @@ import (
 	"evenkeel.dev/evenkeel/hack/ci/artifacts"
 	"evenkeel.dev/evenkeel/hack/ci/check/affected"
 	"evenkeel.dev/evenkeel/hack/ci/check/schedule"
+	"evenkeel.dev/evenkeel/hack/cluster/local"
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 	"evenkeel.dev/evenkeel/hack/internal/cargo"
 	"evenkeel.dev/evenkeel/hack/internal/child"
@@ -79,6 +80,14 @@ var setUps = []setUp{
 		t.helm, err = box.Path(ctx, "helm")
 		return err
 	}},
+	// What a cluster and its controllers run, in one build: the cluster's own set-up, and the tests, find it.
+	{name: "cluster tools", run: func(ctx context.Context, t *task) error {
+		box, err := toolbox.New(t.progress())
+		if err == nil {
+			_, err = box.Dirs(ctx, append([]string{"helm", "training-operator", "mpi-operator"}, local.Tools...)...)
+		}
+		return err
+	}},
 	{name: "wheel", run: func(ctx context.Context, t *task) error {
 		wheel, err := artifacts.Wheel(ctx, t.root, t.progress(), true)
 		if err != nil {
@@ -97,7 +106,7 @@ var setUps = []setUp{
 		return err
 	}},
 	{
-		name: "cluster", weight: schedule.Waits, apart: []string{"e2e labs"},
+		name: "cluster", needs: []string{"cluster tools"}, weight: schedule.Waits, apart: []string{"e2e labs"},
 		// The tests of e2e ask for the same one, and find it.
 		run: func(ctx context.Context, t *task) error {
 			return t.command(ctx, t.root, "go", "run", "./hack/cluster", "up", "--name", testCluster, "--nodes", "4", "--link-rate", "400mbit")

@@ -37,7 +37,7 @@ type part struct {
 // A job's weight and apart are the table of what runs beside what: one Busy job at most, and beside it jobs that wait. The order of the
 // stages is the order in which their jobs start, once what they need is there.
 
-// stages are those of a usual run. Operator comes before unit, as it waits for an API server while unit computes.
+// stages are those of a usual run: what computes comes first. E2e, which takes the longest, runs beside what is compiled for the others.
 var stages = []stage{
 	{
 		Stage: affected.Stage{Name: "format", Always: true, Reads: []string{".editorconfig", ".hadolint.yaml"}},
@@ -46,16 +46,6 @@ var stages = []stage{
 			{name: "format", run: linters(lint.Format()...)},
 			{name: "vet", run: linters(lint.Vet())},
 		},
-	},
-	{
-		Stage: affected.Stage{
-			Name: "operator", Tests: []affected.Packages{operatorTests}, Programs: []string{"./operator/cmd/..."},
-			Reads: []string{"charts/evenkeel/", "config/", "hack/cluster/tools/"},
-		},
-		about: "the operator on a real API server",
-		parts: []part{{needs: []string{"kubernetes tools", "operator tests"}, weight: schedule.Waits, run: func(ctx context.Context, t *task) error {
-			return t.runGo(ctx, "operator tests", 10*time.Minute, []string{"KUBEBUILDER_ASSETS=" + t.assets, "HELM=" + t.helm})
-		}}},
 	},
 	{
 		Stage: affected.Stage{
@@ -97,10 +87,12 @@ var stages = []stage{
 		},
 	},
 	{
-		Stage: affected.Stage{Name: "chart", Tests: []affected.Packages{chartTests}, Reads: []string{"charts/", "hack/cluster/tools/cluster/"}},
-		about: "the chart's templates and schema",
-		parts: []part{{needs: []string{"helm", "chart tests"}, weight: schedule.Waits, run: func(ctx context.Context, t *task) error {
-			return t.runGo(ctx, "chart tests", 10*time.Minute, []string{"HELM=" + t.helm})
+		Stage: affected.Stage{
+			Name: "plugin", Crates: []string{"evenkeel-nccl-plugin", "evenkeel-reduction-server", "evenkeel-bench", "evenkeel-mpi", "evenkeel-c"}, Reads: rustFiles,
+		},
+		about: "the plugin through its C ABI, and the benchmark over it",
+		parts: []part{{needs: []string{"packages", "rust tests"}, apart: []string{"e2e labs"}, run: func(ctx context.Context, t *task) error {
+			return t.rustPrograms(ctx, func(test cargo.Test) bool { return slices.Contains(pluginPackages, test.Package) })
 		}}},
 	},
 	{
@@ -121,11 +113,19 @@ var stages = []stage{
 	},
 	{
 		Stage: affected.Stage{
-			Name: "plugin", Crates: []string{"evenkeel-nccl-plugin", "evenkeel-reduction-server", "evenkeel-bench", "evenkeel-mpi", "evenkeel-c"}, Reads: rustFiles,
+			Name: "operator", Tests: []affected.Packages{operatorTests}, Programs: []string{"./operator/cmd/..."},
+			Reads: []string{"charts/evenkeel/", "config/", "hack/cluster/tools/"},
 		},
-		about: "the plugin through its C ABI, and the benchmark over it",
-		parts: []part{{needs: []string{"packages", "rust tests"}, apart: []string{"e2e labs"}, run: func(ctx context.Context, t *task) error {
-			return t.rustPrograms(ctx, func(test cargo.Test) bool { return slices.Contains(pluginPackages, test.Package) })
+		about: "the operator on a real API server",
+		parts: []part{{needs: []string{"kubernetes tools", "operator tests"}, weight: schedule.Waits, run: func(ctx context.Context, t *task) error {
+			return t.runGo(ctx, "operator tests", 10*time.Minute, []string{"KUBEBUILDER_ASSETS=" + t.assets, "HELM=" + t.helm})
+		}}},
+	},
+	{
+		Stage: affected.Stage{Name: "chart", Tests: []affected.Packages{chartTests}, Reads: []string{"charts/", "hack/cluster/tools/cluster/"}},
+		about: "the chart's templates and schema",
+		parts: []part{{needs: []string{"helm", "chart tests"}, weight: schedule.Waits, run: func(ctx context.Context, t *task) error {
+			return t.runGo(ctx, "chart tests", 10*time.Minute, []string{"HELM=" + t.helm})
 		}}},
 	},
 	{
