@@ -79,6 +79,8 @@ func newToolchain(ctx context.Context, root string, progress io.Writer, goarch s
 	t.env = append(os.Environ(), withoutPaths(root, t.folder),
 		"CARGO_TARGET_"+strings.ToUpper(name)+"_LINKER="+linker, "CC_"+name+"="+linker, "AR_"+name+"="+archiver,
 		"SOURCE_DATE_EPOCH="+strconv.Itoa(wheelTime),
+		// Without this file, maturin describes Python to PyO3 in another place than cargo does, and each builds PyO3 after the other.
+		"PYO3_CONFIG_FILE="+filepath.Join(root, "plugin", "bindings", "python", "pyo3-config.txt"),
 		"PATH="+filepath.Dir(maturin)+string(os.PathListSeparator)+os.Getenv("PATH"))
 	return t, nil
 }
