@@ -119,7 +119,7 @@ const initContainers = `- name: init-pytorch
   securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
 `
 
-// trainingOperator is the real training-operator, for PyTorchJobs. It leaves out its older version of MPIJob, which the
+// trainingOperator is the training-operator's controller of PyTorchJobs. Its webhook is left out, and its older version of MPIJob, which the
 // mpi-operator provides.
 func (e *Cluster) trainingOperator() thirdParty {
 	return thirdParty{
@@ -129,11 +129,13 @@ func (e *Cluster) trainingOperator() thirdParty {
 			"Dockerfile":         "FROM scratch\nCOPY --from=built training-operator /manager\nCOPY initContainer.yaml /etc/config/initContainer.yaml\n",
 			"initContainer.yaml": initContainers,
 		},
-		patches: fmt.Sprintf(`      - {op: add, path: /spec/template/spec/containers/0/args, value: ["--enable-scheme=pytorchjob", "--pytorch-init-container-image=%s"]}
+		patches: fmt.Sprintf(`      - {op: add, path: /spec/template/spec/containers/0/args, value: ["--pytorch-init-container-image=%s"]}
       - {op: replace, path: /spec/template/spec/containers/0/readinessProbe/initialDelaySeconds, value: 1}
       - {op: replace, path: /spec/template/spec/containers/0/readinessProbe/periodSeconds, value: 1}
   - patch: |
       {apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: mpijobs.kubeflow.org}, $patch: delete}
+  - patch: |
+      {apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingWebhookConfiguration, metadata: {name: validator.training-operator.kubeflow.org}, $patch: delete}
 `, e.Images.Bench),
 	}
 }

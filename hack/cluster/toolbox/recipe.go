@@ -56,7 +56,7 @@ var recipes = []recipe{
 		binaries: []binary{{"kubernetes", "./kubernetes"}},
 		links:    []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"},
 		ldflags:  kubernetesVersionFlags,
-		estimate: 9 * time.Minute,
+		estimate: 6 * time.Minute,
 	},
 	{
 		name:     "etcd",
@@ -85,17 +85,19 @@ var recipes = []recipe{
 	},
 	{
 		name:     "training-operator",
+		group:    clusterGroup,
 		module:   "github.com/kubeflow/training-operator",
-		binaries: []binary{{"training-operator", "github.com/kubeflow/training-operator/cmd/training-operator.v1"}},
+		binaries: []binary{{"training-operator", "./training-operator"}},
 		keep:     map[string]string{"manifests": "manifests"},
-		estimate: 2 * time.Minute,
+		estimate: 30 * time.Second,
 	},
 	{
 		name:     "mpi-operator",
+		group:    clusterGroup,
 		module:   "github.com/kubeflow/mpi-operator",
 		binaries: []binary{{"mpi-operator", "github.com/kubeflow/mpi-operator/cmd/mpi-operator"}},
 		keep:     map[string]string{"manifests": "manifests"},
-		estimate: 4 * time.Minute,
+		estimate: 30 * time.Second,
 	},
 	{
 		name:     "kueue",

@@ -47,7 +47,7 @@ func run(m *testing.M) (code int, err error) {
 	defer os.RemoveAll(work)
 	var definitions []string
 	for _, of := range []struct{ tool, module, file string }{
-		{"training-operator", "github.com/kubeflow/training-operator", "manifests/base/crds/kubeflow.org_pytorchjobs.yaml"},
+		{"cluster", "github.com/kubeflow/training-operator", "manifests/base/crds/kubeflow.org_pytorchjobs.yaml"},
 		{"volcano", "volcano.sh/volcano", "config/crd/volcano/bases/batch.volcano.sh_jobs.yaml"},
 		{"lws", "sigs.k8s.io/lws", "config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml"},
 		{"cert-manager", "github.com/cert-manager/cert-manager", "deploy/crds/cert-manager.io_certificates.yaml"},

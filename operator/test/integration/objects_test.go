@@ -232,7 +232,7 @@ func newUser(t *testing.T) (client.Client, *warnings) {
 // A kindSource is the file of a CustomResourceDefinition in another project's module.
 type kindSource struct{ tool, module, file string }
 
-var mpiJobSource = kindSource{"mpi-operator", "github.com/kubeflow/mpi-operator", "manifests/base/kubeflow.org_mpijobs.yaml"}
+var mpiJobSource = kindSource{"cluster", "github.com/kubeflow/mpi-operator", "manifests/base/kubeflow.org_mpijobs.yaml"}
 
 // installKinds installs kinds, which uninstall removes again, at the end of the test at the latest.
 func installKinds(t *testing.T, sources ...kindSource) (uninstall func()) {

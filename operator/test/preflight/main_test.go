@@ -81,11 +81,11 @@ func run(m *testing.M) (code int, err error) {
 	if err != nil {
 		return 1, err
 	}
-	mpiOperator, err := apiserver.Source(root, "mpi-operator", "github.com/kubeflow/mpi-operator")
+	mpiOperator, err := apiserver.Source(root, "cluster", "github.com/kubeflow/mpi-operator")
 	if err != nil {
 		return 1, err
 	}
-	trainingOperator, err := apiserver.Source(root, "training-operator", "github.com/kubeflow/training-operator")
+	trainingOperator, err := apiserver.Source(root, "cluster", "github.com/kubeflow/training-operator")
 	if err != nil {
 		return 1, err
 	}
