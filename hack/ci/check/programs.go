@@ -17,6 +17,7 @@ import (
 
 	"evenkeel.dev/evenkeel/hack/ci/check/affected"
 	"evenkeel.dev/evenkeel/hack/ci/check/results"
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 	"evenkeel.dev/evenkeel/hack/internal/cargo"
 	"evenkeel.dev/evenkeel/hack/internal/child"
 )
@@ -52,11 +53,21 @@ func (t *task) parse(ctx context.Context, cmd *exec.Cmd, parser results.Parser) 
 
 // command runs a command and shows its output.
 func (t *task) command(ctx context.Context, dir, name string, args ...string) error {
-	cmd := child.Command(ctx, dir, name, args...)
+	return t.show(ctx, child.Command(ctx, dir, name, args...))
+}
+
+// compile runs a command of Go that only compiles.
+func (t *task) compile(ctx context.Context, args ...string) error {
+	cmd := child.Command(ctx, t.root, "go", args...)
+	cmd.Env = append(cmd.Environ(), toolbox.CompilerEnvironment...)
+	return t.show(ctx, cmd)
+}
+
+func (t *task) show(ctx context.Context, cmd *exec.Cmd) error {
 	out := t.progress()
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := child.Run(ctx, cmd); err != nil {
-		return fmt.Errorf("%s %s: %w", name, args[0], err)
+		return fmt.Errorf("%s %s: %w", filepath.Base(cmd.Path), cmd.Args[1], err)
 	}
 	return nil
 }
@@ -89,7 +100,7 @@ func (t *task) compileGo(ctx context.Context, tests affected.Packages, leftOut f
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}
-		if err := t.command(ctx, t.root, "go", slices.Concat([]string{"test", "-c", "-vet=off", "-ldflags=-s -w", "-tags", tests.Tags, "-o", dir + "/"}, batch)...); err != nil {
+		if err := t.compile(ctx, slices.Concat([]string{"test", "-c", "-vet=off", "-ldflags=-s -w", "-tags", tests.Tags, "-o", dir + "/"}, batch)...); err != nil {
 			return err
 		}
 		for _, pkg := range batch {

@@ -35,7 +35,8 @@ var (
 	unitTests     = affected.Packages{Patterns: []string{"./..."}}
 	operatorTests = affected.Packages{Patterns: []string{"./operator/test/..."}}
 	chartTests    = affected.Packages{Patterns: []string{"./charts/..."}}
-	labTests      = affected.Packages{Tags: "e2e", Patterns: []string{"./hack/lab/net/...", "./hack/bench/tcp/...", "./hack/cluster/...", "./hack/ci/artifacts"}}
+	labTests      = affected.Packages{Tags: "e2e", Patterns: []string{"./hack/lab/net/...", "./hack/bench/tcp/...", "./hack/ci/artifacts"}}
+	localTests    = affected.Packages{Tags: "e2e", Patterns: []string{"./hack/cluster/..."}}
 	clusterTests  = affected.Packages{Tags: "e2e", Patterns: []string{"./e2e/..."}}
 	rdmaLabTests  = affected.Packages{Tags: "e2e", Patterns: []string{"./hack/lab/rdma/..."}}
 	rcclTests     = affected.Packages{Tags: "e2e", Patterns: []string{"./hack/lab/rccl/..."}}
@@ -106,7 +107,7 @@ var setUps = []setUp{
 		return err
 	}},
 	{
-		name: "cluster", needs: []string{"cluster tools"}, weight: schedule.Waits, apart: []string{"e2e labs"},
+		name: "cluster", needs: []string{"cluster tools"}, weight: schedule.Waits, apart: []string{"e2e labs", "e2e local"},
 		// The tests of e2e ask for the same one, and find it.
 		run: func(ctx context.Context, t *task) error {
 			return t.command(ctx, t.root, "go", "run", "./hack/cluster", "up", "--name", testCluster, "--nodes", "4", "--link-rate", "400mbit")
@@ -147,6 +148,7 @@ var setUps = []setUp{
 	compiles("operator tests", operatorTests),
 	compiles("chart tests", chartTests),
 	compiles("lab tests", labTests),
+	compiles("local cluster tests", localTests),
 	compiles("cluster tests", clusterTests),
 	compiles("rdma lab tests", rdmaLabTests),
 	compiles("rccl tests", rcclTests),

@@ -97,7 +97,7 @@ var stages = []stage{
 	},
 	{
 		Stage: affected.Stage{
-			Name: "e2e", Tests: []affected.Packages{labTests, clusterTests}, Programs: clusterPrograms, Crates: shippedCrates, Reads: clusterFiles,
+			Name: "e2e", Tests: []affected.Packages{labTests, localTests, clusterTests}, Programs: clusterPrograms, Crates: shippedCrates, Reads: clusterFiles,
 		},
 		about: "labs, then everything on a real cluster",
 		root:  true,
@@ -106,7 +106,10 @@ var stages = []stage{
 			{name: "labs", needs: []string{"images", "lab tests"}, weight: schedule.Waits, apart: []string{"rdma lab", "rdma tests", "rccl"}, run: func(ctx context.Context, t *task) error {
 				return t.runGo(ctx, "lab tests", 45*time.Minute, nil)
 			}},
-			{name: "cluster", needs: []string{"images", "cluster", "cluster tests"}, weight: schedule.Waits, apart: []string{"e2e labs"}, run: func(ctx context.Context, t *task) error {
+			{name: "local", needs: []string{"cluster tools", "local cluster tests"}, weight: schedule.Waits, apart: []string{"e2e labs", "rdma lab", "rdma tests", "rccl"}, run: func(ctx context.Context, t *task) error {
+				return t.runGo(ctx, "local cluster tests", 45*time.Minute, nil)
+			}},
+			{name: "cluster", needs: []string{"images", "cluster", "cluster tests"}, weight: schedule.Waits, apart: []string{"e2e labs", "e2e local"}, run: func(ctx context.Context, t *task) error {
 				return t.runGo(ctx, "cluster tests", 45*time.Minute, nil)
 			}},
 		},
@@ -224,7 +227,7 @@ var extra = []stage{
 // What neither build tool knows.
 var (
 	// clusterJobs are those whose tests start a cluster of the same name, or look for what remains on the machine.
-	clusterJobs = []string{"cluster", "e2e labs", "e2e cluster", "torch cluster", "kinds", "kueue"}
+	clusterJobs = []string{"cluster", "e2e labs", "e2e local", "e2e cluster", "torch cluster", "kinds", "kueue"}
 	// clusterPrograms run on the cluster, or start it.
 	clusterPrograms = []string{"./operator/cmd/...", "./hack/cluster/...", "./hack/ci/images"}
 	shippedCrates   = []string{"evenkeel-nccl-plugin", "evenkeel-bench", "evenkeel-reduction-server", "evenkeel-mpi", "evenkeel-python"}

@@ -99,6 +99,9 @@ func inPlugin(folder, name string, args ...string) func(context.Context, string,
 
 func tool(ctx context.Context, dir, name string, args ...string) error {
 	cmd := child.Command(ctx, dir, name, args...)
+	if name == "go" {
+		cmd.Env = append(cmd.Environ(), toolbox.CompilerEnvironment...)
+	}
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := child.Run(ctx, cmd); err != nil {

@@ -154,14 +154,16 @@ const GoFlags = "-trimpath '-gcflags=all=-dwarf=false -l'"
 // GoReleaseFlags are those of what is published.
 const GoReleaseFlags = "-trimpath"
 
+// CompilerEnvironment has Go's compiler and linters collect no garbage below a limit, which takes a tenth less time.
+var CompilerEnvironment = []string{"GOGC=off", "GOMEMLIMIT=2GiB"}
+
 // goCommand runs the Go command in a recipe's folder, in an environment that
 // makes the result depend on the recipe alone.
 func goCommand(ctx context.Context, folder string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = folder
-	// The compiler collects no garbage below a limit, which takes a tenth less time.
-	cmd.Env = append(os.Environ(), "GOTOOLCHAIN=local", "GOFLAGS=-buildvcs=false "+GoFlags, "CGO_ENABLED=0", "GOWORK=off", "GOOS=", "GOARCH=",
-		"GOGC=off", "GOMEMLIMIT=2GiB")
+	cmd.Env = append(os.Environ(), "GOTOOLCHAIN=local", "GOFLAGS=-buildvcs=false "+GoFlags, "CGO_ENABLED=0", "GOWORK=off", "GOOS=", "GOARCH=")
+	cmd.Env = append(cmd.Env, CompilerEnvironment...)
 	// The compilers that go starts must stop with it, so the signal goes to the whole process group.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
