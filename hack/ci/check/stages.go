@@ -106,7 +106,7 @@ var stages = []stage{
 			{name: "labs", needs: []string{"images", "lab tests"}, weight: schedule.Waits, apart: []string{"rdma lab", "rdma tests", "rccl"}, run: func(ctx context.Context, t *task) error {
 				return t.runGo(ctx, "lab tests", 45*time.Minute, nil)
 			}},
-			{name: "local", needs: []string{"cluster tools", "local cluster tests"}, weight: schedule.Waits, apart: []string{"e2e labs", "rdma lab", "rdma tests", "rccl"}, run: func(ctx context.Context, t *task) error {
+			{name: "local", needs: []string{"cluster tools", "local cluster tests"}, weight: schedule.Waits, apart: []string{"e2e labs"}, run: func(ctx context.Context, t *task) error {
 				return t.runGo(ctx, "local cluster tests", 45*time.Minute, nil)
 			}},
 			{name: "cluster", needs: []string{"images", "cluster", "cluster tests"}, weight: schedule.Waits, apart: []string{"e2e labs", "e2e local"}, run: func(ctx context.Context, t *task) error {
