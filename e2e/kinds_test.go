@@ -171,7 +171,7 @@ func describe(t *testing.T, namespace string) {
 		if !t.Failed() {
 			return
 		}
-		for _, args := range [][]string{{"get", "pods", "-o", "yaml"}, {"get", "events"}} {
+		for _, args := range [][]string{{"get", "pods", "-o", "yaml"}, {"get", "events"}, {"logs", "--selector", evenkeel.ProfileKey, "--prefix", "--all-containers", "--tail", "20"}} {
 			out, err := cluster.Kubectl(context.Background(), append([]string{"-n", namespace}, args...)...)
 			t.Logf("%s %v", out, err)
 		}
