@@ -37,7 +37,7 @@ type part struct {
 // A job's weight and apart are the table of what runs beside what: one Busy job at most, and beside it jobs that wait. The order of the
 // stages is the order in which their jobs start, once what they need is there.
 
-// stages are those of a usual run: what computes comes first. E2e, which takes the longest, runs beside what is compiled for the others.
+// stages are those of a usual run. Pure tests come first. E2e takes the longest, and runs beside the compilers of the stages behind it.
 var stages = []stage{
 	{
 		Stage: affected.Stage{Name: "format", Always: true, Reads: []string{".editorconfig", ".hadolint.yaml"}},
