@@ -103,7 +103,7 @@ var stages = []stage{
 		root:  true,
 		parts: []part{
 			// They check that nothing remains on the machine, and measure.
-			{name: "labs", needs: []string{"images", "lab tests"}, weight: schedule.Waits, apart: []string{"rdma lab", "rdma tests", "rccl"}, run: func(ctx context.Context, t *task) error {
+			{name: "labs", needs: []string{"images", "lab tests"}, weight: schedule.Waits, apart: []string{"cluster tools", "rdma lab", "rdma tests", "rccl"}, run: func(ctx context.Context, t *task) error {
 				return t.runGo(ctx, "lab tests", 45*time.Minute, nil)
 			}},
 			{name: "local", needs: []string{"cluster tools", "local cluster tests"}, weight: schedule.Waits, apart: []string{"e2e labs"}, run: func(ctx context.Context, t *task) error {
