@@ -119,8 +119,8 @@ const initContainers = `- name: init-pytorch
   securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
 `
 
-// trainingOperator is the training-operator's controller of PyTorchJobs. Its webhook is left out, and its older version of MPIJob, which the
-// mpi-operator provides.
+// trainingOperator is the training-operator's controller of PyTorchJobs, without its webhook. Its MPIJob is left out too: the mpi-operator
+// provides a newer version.
 func (e *Cluster) trainingOperator() thirdParty {
 	return thirdParty{
 		name: "training-operator", overlays: []string{"overlays/standalone"}, namespace: "kubeflow", deployment: "training-operator",

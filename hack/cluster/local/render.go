@@ -124,8 +124,8 @@ func cniConfig(podCIDR string) string {
 `, podCIDR)
 }
 
-// kubeletConfig has eviction limits for memory only, as the disk is the machine's. A Secret that changes is in the volumes of pods after
-// 5 seconds, and not after a minute, as controllers that make their own certificates wait for that.
+// kubeletConfig has eviction limits for memory only, as the disk is the machine's. Volumes of Secrets follow within 5 seconds. With the
+// usual minute, a controller that makes its own certificate is ready a minute later.
 func kubeletConfig() string {
 	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
