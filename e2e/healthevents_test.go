@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -21,11 +20,13 @@ import (
 
 // NVSentinel itself does not run here. The tests are its platform connector, on a socket of this machine.
 
-// connector starts one. Nodes have temporary folders of their own, so its socket is in the cluster's.
+// connector starts one, and returns its target for programs on nodes.
 func connector(t *testing.T) (server *nvsentineltest.Server, target string) {
 	t.Helper()
-	t.Setenv("TMPDIR", filepath.Dir(cluster.Kubeconfig))
-	return nvsentineltest.Start(t)
+	machine, node := cluster.Local.Shared()
+	t.Setenv("TMPDIR", machine)
+	server, target = nvsentineltest.Start(t)
+	return server, strings.Replace(target, machine, node, 1)
 }
 
 // told waits until so many events have come, and returns them.

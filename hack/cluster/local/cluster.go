@@ -142,6 +142,10 @@ func (c *Cluster) KubectlEnv() []string { return []string{"KUBECONFIG=" + c.Kube
 // Logs returns the folder with the logs of the control plane's processes, and a folder for each node.
 func (c *Cluster) Logs() string { return c.state.logs() }
 
+// Shared returns the path of a folder that the machine and all nodes have, on the machine and on a node. Of /run, /tmp and /var a node
+// has its own.
+func (c *Cluster) Shared() (machine, node string) { return c.state.shared(), sharedView }
+
 // Nodes returns the names of the nodes.
 func (c *Cluster) Nodes() []string {
 	var names []string

@@ -270,6 +270,13 @@ func checkExec(t *testing.T, c *Cluster) {
 			t.Errorf("host name in %s is %q, %v", node, name, err)
 		}
 	}
+	machine, shared := c.Shared()
+	if err := os.WriteFile(filepath.Join(machine, "letter"), []byte("for all"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := c.Exec(t.Context(), "n2", "cat", filepath.Join(shared, "letter")); err != nil || text != "for all" {
+		t.Errorf("a node reads %q in the shared folder, %v", text, err)
+	}
 	if _, err := c.Exec(t.Context(), "n1", "sh", "-c", "echo why >&2; exit 3"); err == nil || !strings.Contains(err.Error(), "why") {
 		t.Errorf("a failing command: %v", err)
 	}

@@ -196,6 +196,7 @@ func mountFileSystem(s state, t tools, name string) error {
 		"containerd": t.Containerd,
 		"logs":       filepath.Join(s.logs(), name),
 		"bin":        filepath.Dir(s.program()),
+		"shared":     s.shared(),
 	} {
 		target := filepath.Join(views, view)
 		m.dirs(source, target)

@@ -12,6 +12,7 @@ const (
 	containerdView = "/run/evenkeel/containerd"
 	logsView       = "/run/evenkeel/logs"
 	programView    = "/run/evenkeel/bin/cluster"
+	sharedView     = "/run/evenkeel/shared"
 	cniPrograms    = "/usr/lib/cni" // where Debian has them
 	sandboxImage   = "localhost/evenkeel-pause:v1"
 	containerdSock = "/run/containerd/containerd.sock"

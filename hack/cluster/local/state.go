@@ -53,6 +53,7 @@ func (s state) kubeconfig() string { return s.path("kubeconfig") }
 func (s state) logs() string       { return s.path("logs") }
 func (s state) program() string    { return s.path("bin", "cluster") }
 func (s state) cgroupList() string { return s.path("cgroups") }
+func (s state) shared() string     { return s.path("shared") }
 func (s state) lockFile() string   { return string(s) + ".lock" }
 
 func (s state) node(name string, parts ...string) string {
