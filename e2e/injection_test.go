@@ -102,8 +102,9 @@ func TestLostWorkerIsNamed(t *testing.T) {
 	eventually(ctx, t, "the all-reduce runs", func(ctx context.Context) (bool, error) {
 		return strings.Contains(logs(ctx, ns, "train-master-0"), "1048576"), nil
 	})
+	// The container ends with its program, and may end this shell before it has exited.
 	if _, err := cluster.Kubectl(ctx, "-n", ns, "exec", "train-worker-0", "-c", "pytorch", "--", "sh", "-c", "kill -9 $(pidof evenkeel-bench)"); err != nil {
-		t.Fatal(err)
+		t.Logf("end the worker's program: %v", err)
 	}
 	waitJob(ctx, t, ns, "Failed")
 	eventually(ctx, t, "the master exits", func(ctx context.Context) (bool, error) {
