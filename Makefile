@@ -3,7 +3,7 @@
 GO := go
 export GOTOOLCHAIN := local
 # Those of all programs, so that what they share is compiled once (hack/cluster/toolbox/build.go).
-export GOFLAGS := -trimpath '-gcflags=all=-dwarf=false -l'
+export GOFLAGS := -trimpath '-gcflags=all=-dwarf=false -l' -gcflags=std=-dwarf=false
 export CGO_ENABLED := 0
 
 .PHONY: help

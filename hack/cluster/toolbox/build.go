@@ -148,8 +148,9 @@ func workFolder(dir string) (string, error) {
 
 // GoFlags are the flags of all builds of Go in this repository, in the Makefile too: with the same flags and the same versions, what
 // programs share is compiled once. Programs are without paths of this machine. Their symbols for debuggers, which take a tenth of the
-// time, are left out, and functions are not inlined, which takes a third.
-const GoFlags = "-trimpath '-gcflags=all=-dwarf=false -l'"
+// time, are left out, and functions are not inlined, which takes a third. Those of the standard library are: its cryptography would take
+// half again as long.
+const GoFlags = "-trimpath '-gcflags=all=-dwarf=false -l' -gcflags=std=-dwarf=false"
 
 // GoReleaseFlags are those of what is published.
 const GoReleaseFlags = "-trimpath"
