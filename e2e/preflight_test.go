@@ -91,12 +91,18 @@ func check(ctx context.Context, t *testing.T, name string, change func(*evenkeel
 // asJobs runs a check without the mpi-operator.
 func asJobs(spec *evenkeel.NetworkCheckSpec) { spec.Runner.Launcher = evenkeel.LauncherIndexedJob }
 
-// quickPairs runs the stage Pairs alone, with small messages: a link at a tenth of the rate is still found. It sets the minimum
-// bandwidth, as a first round in which all pairs are slow has no other reference.
+// smallMessages are for checks of slow nodes: a link at a tenth of the rate is still found.
+func smallMessages() evenkeel.SweepSpec {
+	size, iterations := int64(1<<20), int32(3)
+	return evenkeel.SweepSpec{MinBytes: &size, MaxBytes: &size, Iterations: &iterations}
+}
+
+// quickPairs runs the stage Pairs alone, with small messages. It sets the minimum bandwidth, as a first round in which all pairs are slow
+// has no other reference.
 func quickPairs(spec *evenkeel.NetworkCheckSpec) {
-	size, iterations, minimum := int64(1<<20), int32(3), resource.MustParse("20M")
+	minimum := resource.MustParse("20M")
 	spec.Stages = []evenkeel.Stage{evenkeel.StagePairs}
-	spec.Sweep = evenkeel.SweepSpec{MinBytes: &size, MaxBytes: &size, Iterations: &iterations}
+	spec.Sweep = smallMessages()
 	spec.Thresholds.MinBusBandwidth = &minimum
 }
 
@@ -202,7 +208,9 @@ func TestPreflightNamesSlowNodesAndClearsThem(t *testing.T) {
 	ctx := testContext(t)
 	t.Run("one", func(t *testing.T) {
 		slow(t, "40mbit", "n3")
-		checkResult{verdict: evenkeel.VerdictFail, fabric: evenkeel.VerdictPass, badNodes: "n3", passed: 3}.verify(t, check(ctx, t, "one-slow", nil))
+		checkResult{verdict: evenkeel.VerdictFail, fabric: evenkeel.VerdictPass, badNodes: "n3", passed: 3}.verify(t, check(ctx, t, "one-slow", func(spec *evenkeel.NetworkCheckSpec) {
+			spec.Sweep = smallMessages()
+		}))
 	})
 	t.Run("restored", func(t *testing.T) {
 		checkResult{verdict: evenkeel.VerdictPass, fabric: evenkeel.VerdictPass, passed: 4}.verify(t, check(ctx, t, "restored", asJobs))
@@ -357,13 +365,12 @@ func awaitMarks(ctx context.Context, t *testing.T, what string, want map[string]
 func TestPreflightJobsAvoidFailedNodes(t *testing.T) {
 	ctx := testContext(t)
 	slow(t, "40mbit", "n2")
-	size, iterations := int64(4<<20), int32(5)
 	policy := &evenkeel.NetworkCheckPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: "e2e"},
 		Spec: evenkeel.NetworkCheckPolicySpec{
 			Check: evenkeel.CheckOptions{
 				Runner: evenkeel.RunnerSpec{Type: evenkeel.RunnerBench},
-				Sweep:  evenkeel.SweepSpec{MinBytes: &size, MaxBytes: &size, Iterations: &iterations},
+				Sweep:  smallMessages(),
 			},
 			OnFail: evenkeel.OnFailSpec{Taint: evenkeel.SwitchEnabled},
 		},

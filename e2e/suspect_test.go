@@ -32,7 +32,7 @@ const cardRate, slowRate = "80mbit", "8mbit"
 func TestSuspectIsNamedConfirmedAndAvoided(t *testing.T) {
 	ctx := testContext(t)
 	const guilty = "n3"
-	plugin := kubectlPlugin(ctx, t)
+	plugin := kubectlPlugin(t)
 	slow(t, cardRate, "n1", "n2", "n3", "n4")
 	watch := fmt.Sprintf(`{apiVersion: evenkeel.dev/v1alpha1, kind: NetworkProfile, metadata: {name: watch}, spec: {plugin: {image: %q}, environment: [{name: EVENKEEL_WATCH, value: "on"}]}}`, cluster.Images.Plugin)
 	if _, err := cluster.KubectlInput(ctx, watch, "apply", "-f", "-"); err != nil {
@@ -134,7 +134,8 @@ func TestSuspectIsNamedConfirmedAndAvoided(t *testing.T) {
 // suspectPolicy makes a policy, and waits until it has proven all nodes.
 func suspectPolicy(ctx context.Context, t *testing.T) {
 	t.Helper()
-	size, iterations := int64(1<<20), int32(3)
+	// So small that a check of a slow card takes seconds.
+	size, iterations := int64(256<<10), int32(3)
 	policy := &evenkeel.NetworkCheckPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: "suspects"},
 		Spec: evenkeel.NetworkCheckPolicySpec{Check: evenkeel.CheckOptions{

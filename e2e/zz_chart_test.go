@@ -8,11 +8,16 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"evenkeel.dev/evenkeel/hack/env"
@@ -74,7 +79,7 @@ func TestNamespaceDeletionStartsGatedJobs(t *testing.T) {
 	if err := cluster.Client.Create(ctx, late, client.DryRunAll); err != nil {
 		t.Errorf("an annotated job, while nobody answers: %v", err)
 	}
-	out, err := exec.CommandContext(ctx, kubectlPlugin(ctx, t), "uninstall", "--kubeconfig", cluster.Kubeconfig).CombinedOutput()
+	out, err := exec.CommandContext(ctx, kubectlPlugin(t), "uninstall", "--kubeconfig", cluster.Kubeconfig).CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "nothing waits for Evenkeel any more") {
 		t.Errorf("kubectl evenkeel uninstall: %v\n%s", err, out)
 	}
@@ -90,32 +95,41 @@ func TestChartUninstallLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitMarks(ctx, t, "the nodes have no marks", unmarked)
-	isGone(ctx, t, "nothing of Evenkeel is left but its namespace, and the CRDs with their objects", func(kind, name string) bool {
+	isGone(ctx, t, "nothing of Evenkeel is left but its namespace, and the CRDs with their objects", func(kind schema.GroupResource, name string) bool {
 		// The API server has an APIService for the group of CRDs.
-		ofCRDs := strings.HasPrefix(name, "customresourcedefinition") || strings.HasPrefix(name, "apiservice.")
-		return strings.HasSuffix(kind, ".evenkeel.dev") || strings.HasSuffix(name, ".evenkeel.dev") && ofCRDs
+		ofCRDs := kind.Resource == "customresourcedefinitions" || kind.Resource == "apiservices"
+		return kind.Group == evenkeel.GroupVersion.Group || ofCRDs && strings.HasSuffix(name, "."+evenkeel.GroupVersion.Group)
 	})
-	out, err := exec.CommandContext(ctx, kubectlPlugin(ctx, t), "uninstall", "--crds", "--kubeconfig", cluster.Kubeconfig).CombinedOutput()
+	out, err := exec.CommandContext(ctx, kubectlPlugin(t), "uninstall", "--crds", "--kubeconfig", cluster.Kubeconfig).CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "nothing waits for Evenkeel any more") {
 		t.Errorf("kubectl evenkeel uninstall: %v\n%s", err, out)
 	}
-	isGone(ctx, t, "nothing of Evenkeel is left but its namespace", func(string, string) bool { return false })
+	isGone(ctx, t, "nothing of Evenkeel is left but its namespace", func(schema.GroupResource, string) bool { return false })
 }
 
-// kubectlPlugin builds kubectl-evenkeel.
-func kubectlPlugin(ctx context.Context, t *testing.T) string {
+// buildKubectlPlugin builds kubectl-evenkeel once, in a folder that goes with the cluster.
+var buildKubectlPlugin = sync.OnceValues(func() (path string, err error) {
+	path = filepath.Join(filepath.Dir(cluster.Kubeconfig), "kubectl-evenkeel")
+	if out, err := exec.Command("go", "build", "-o", path, "../operator/cmd/kubectl-evenkeel").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build kubectl's plugin: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
+// kubectlPlugin is the path of kubectl-evenkeel.
+func kubectlPlugin(t *testing.T) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "kubectl-evenkeel")
-	if out, err := exec.CommandContext(ctx, "go", "build", "-o", path, "../operator/cmd/kubectl-evenkeel").CombinedOutput(); err != nil {
-		t.Fatalf("build kubectl's plugin: %v\n%s", err, out)
+	path, err := buildKubectlPlugin()
+	if err != nil {
+		t.Fatal(err)
 	}
 	return path
 }
 
 // isGone waits until no object has Evenkeel's name but those that may stay.
-func isGone(ctx context.Context, t *testing.T, what string, stays func(kind, name string) bool) {
+func isGone(ctx context.Context, t *testing.T, what string, stays func(kind schema.GroupResource, name string) bool) {
 	t.Helper()
-	kinds, err := cluster.Kubectl(ctx, "api-resources", "--verbs=list", "-o", "name")
+	groups, err := cluster.Clientset.Discovery().ServerPreferredResources()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,20 +142,28 @@ func isGone(ctx context.Context, t *testing.T, what string, stays func(kind, nam
 	}()
 	eventually(ctx, t, what, func(ctx context.Context) (bool, error) {
 		left = nil
-		for kind := range strings.FieldsSeq(kinds) {
-			if strings.HasPrefix(kind, "events") || kind == "componentstatuses" {
-				continue // events expire by themselves
-			}
-			out, err := cluster.Kubectl(ctx, "get", kind, "-A", "-o", "name", "--ignore-not-found")
+		for _, group := range groups {
+			version, err := schema.ParseGroupVersion(group.GroupVersion)
 			if err != nil {
-				if strings.Contains(err.Error(), "the server doesn't have a resource type") {
-					continue // its CRD has gone meanwhile
-				}
-				return false, fmt.Errorf("list %s: %w", kind, err)
+				return false, err
 			}
-			for name := range strings.FieldsSeq(out) {
-				if strings.Contains(name, "evenkeel") && name != "namespace/"+env.Namespace && !stays(kind, name) {
-					left = append(left, name)
+			for _, resource := range group.APIResources {
+				if !slices.Contains(resource.Verbs, "list") || resource.Name == "events" || resource.Name == "componentstatuses" {
+					continue // events expire by themselves
+				}
+				var objects metav1.PartialObjectMetadataList
+				objects.SetGroupVersionKind(version.WithKind(resource.Kind + "List"))
+				if err := cluster.Client.List(ctx, &objects); meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+					continue // its CRD has gone meanwhile
+				} else if err != nil {
+					return false, fmt.Errorf("list %s: %w", resource.Name, err)
+				}
+				kind := schema.GroupResource{Group: version.Group, Resource: resource.Name}
+				for _, object := range objects.Items {
+					name := kind.String() + "/" + object.Name
+					if strings.Contains(name, "evenkeel") && name != "namespaces/"+env.Namespace && !stays(kind, object.Name) {
+						left = append(left, name)
+					}
 				}
 			}
 		}
