@@ -4,9 +4,18 @@ package plot
 import (
 	"bytes"
 	"fmt"
-	"html"
+	"image/color"
 	"math"
-	"strings"
+	"slices"
+
+	xfont "golang.org/x/image/font"
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/font"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/text"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgsvg"
 
 	"evenkeel.dev/evenkeel/hack/bench/internal/stats"
 )
@@ -17,22 +26,36 @@ type Reference struct {
 	Label string
 }
 
+// Lengths are points.
 const (
-	width            = 760
-	rowHeight        = 30
-	top, bottom      = 46, 44
-	right            = 24
-	nameWidth        = 250 // of Dots
-	axisWidth        = 58  // of Lines
-	linesHeight      = 260
-	legendLineHeight = 18
-	dotRadius        = 4
+	width       vg.Length = 600
+	margin      vg.Length = 10
+	titleHeight vg.Length = 24
+	axisHeight  vg.Length = 52 // with the references' labels
+	rowHeight   vg.Length = 24
+	linesHeight vg.Length = 250
+	legendLine  vg.Length = 15
+	nameGap     vg.Length = 24 // for fonts that are wider than the one that is measured
+	fontSize    vg.Length = 10
+	titleSize   vg.Length = 11.5
+	headroom              = 1.04
 )
 
-// colours can be distinguished in grey, and by people with red-green colour blindness.
-var colours = []string{"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"}
+// families are those that a browser tries in turn. Widths are measured with the first one, which the others resemble.
+const families = "Liberation Sans,Arial,Helvetica,sans-serif"
 
-func colour(i int) string { return colours[i%len(colours)] }
+// colours can be distinguished in grey, and by people with red-green colour blindness.
+var colours = []color.NRGBA{
+	{0x00, 0x72, 0xb2, 0xff}, {0xd5, 0x5e, 0x00, 0xff}, {0x00, 0x9e, 0x73, 0xff},
+	{0xcc, 0x79, 0xa7, 0xff}, {0xe6, 0x9f, 0x00, 0xff}, {0x56, 0xb4, 0xe9, 0xff},
+}
+
+func colour(i int) color.NRGBA { return colours[i%len(colours)] }
+
+func faint(c color.NRGBA, share float64) color.NRGBA {
+	c.A = uint8(255 * share)
+	return c
+}
 
 // Dots has a row for each name, with a dot for each value and a bar at the median.
 type Dots struct {
@@ -46,46 +69,44 @@ type row struct {
 	values []float64
 }
 
-// Add adds a row.
-func (d *Dots) Add(name string, values []float64) { d.rows = append(d.rows, row{name, values}) }
+// Add adds a row. Values that are not finite are left out.
+func (d *Dots) Add(name string, values []float64) { d.rows = append(d.rows, row{name, finite(values)}) }
 
 // SVG returns the drawing.
 func (d *Dots) SVG() []byte {
-	high := 0.0
-	for _, m := range d.References {
-		high = max(high, m.At)
+	p := newChart(d.X, "")
+	p.Add(&plotter.Grid{Vertical: draw.LineStyle{Color: color.Gray{0xdd}, Width: 0.75}})
+	high, top := 0.0, float64(len(d.rows))-0.5
+	for _, r := range d.References {
+		high = max(high, r.At)
+		p.Add(reference(plotter.XYs{{X: r.At, Y: -0.5}, {X: r.At, Y: top}}), label(r.At, top, r.Label, draw.XRight, vg.Point{Y: 3}))
 	}
-	for _, r := range d.rows {
-		for _, v := range r.values {
-			high = max(high, v)
-		}
-	}
-	x := newScale(high, nameWidth, width-right)
-	base := float64(top + rowHeight*len(d.rows))
-	c := newCanvas(d.Title, base+bottom)
-	for _, tick := range x.ticks {
-		c.line(x.at(tick), top, x.at(tick), base, "#ddd", "")
-		c.text(x.at(tick), base+16, "middle", x.label(tick))
-	}
-	c.text((nameWidth+width-right)/2, base+34, "middle", d.X)
-	for _, m := range d.References {
-		c.line(x.at(m.At), top, x.at(m.At), base, "#000", "4 3")
-		c.text(x.at(m.At), top-4, "end", m.Label)
-	}
+	names := make([]string, len(d.rows))
 	for i, r := range d.rows {
-		y := float64(top + rowHeight*i + rowHeight/2)
-		c.text(nameWidth-10, y+4, "end", r.name)
+		at := len(d.rows) - 1 - i // the first row is the highest
+		names[at] = r.name
+		y := float64(at)
 		if len(r.values) == 0 {
-			c.text(nameWidth+6, y+4, "start", "failed")
+			p.Add(label(0, y, "failed", draw.XLeft, vg.Point{X: 5, Y: -fontSize / 3}))
 			continue
 		}
+		var points plotter.XYs
 		for _, v := range r.values {
-			fmt.Fprintf(c, `<circle cx="%.1f" cy="%.1f" r="%d" fill="%s" fill-opacity="0.5"/>`+"\n", x.at(v), y, dotRadius, colour(i))
+			high = max(high, v)
+			points = append(points, plotter.XY{X: v, Y: y})
 		}
 		median := stats.Median(r.values)
-		fmt.Fprintf(c, `<rect x="%.1f" y="%.1f" width="3" height="%d" fill="%s"/>`+"\n", x.at(median)-1.5, y-10, 20, colour(i))
+		p.Add(
+			&plotter.Scatter{XYs: points, GlyphStyle: draw.GlyphStyle{Color: faint(colour(i), 0.5), Radius: 3, Shape: draw.CircleGlyph{}}},
+			line(plotter.XYs{{X: median, Y: y - 0.33}, {X: median, Y: y + 0.33}}, colour(i), 2.5),
+		)
 	}
-	return c.end()
+	if len(names) > 0 {
+		p.NominalY(names...)
+	}
+	p.Y.Padding = nameGap
+	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = 0, upTo(high), -0.5, max(top, 0.5)
+	return render(d.Title, p, rowHeight*vg.Length(len(d.rows))+axisHeight, plot.NewLegend(), 0)
 }
 
 // Lines has a line for each series of points, from left to right.
@@ -94,150 +115,159 @@ type Lines struct {
 	References  []Reference
 	// LogX makes the horizontal axis logarithmic, from the least point on.
 	LogX   bool
-	series []line
+	series []series
 }
 
-type line struct {
+type series struct {
 	name   string
-	colour string
-	points [][2]float64
+	colour color.NRGBA
+	points plotter.XYs
 }
 
 // Add adds a line. A line without a name has the colour of the line before.
 func (l *Lines) Add(name string, points [][2]float64) {
-	colours := 0
+	named := 0
 	for _, s := range l.series {
 		if s.name != "" {
-			colours++
+			named++
 		}
 	}
 	if name == "" {
-		colours = max(colours-1, 0)
+		named = max(named-1, 0)
 	}
-	l.series = append(l.series, line{name, colour(colours), points})
+	s := series{name: name, colour: colour(named)}
+	for _, p := range points {
+		s.points = append(s.points, plotter.XY{X: p[0], Y: p[1]})
+	}
+	l.series = append(l.series, s)
 }
 
 // SVG returns the drawing.
 func (l *Lines) SVG() []byte {
-	smallestX, largestX, largestY := math.Inf(1), 0.0, 0.0
-	for _, m := range l.References {
-		largestY = max(largestY, m.At)
-	}
-	var names []line
+	p := newChart(l.X, l.Y)
+	p.Add(&plotter.Grid{
+		Vertical: draw.LineStyle{Color: color.Gray{0xee}, Width: 0.75}, Horizontal: draw.LineStyle{Color: color.Gray{0xdd}, Width: 0.75},
+	})
+	low, right, high := math.Inf(1), 0.0, 0.0
+	legend := plot.NewLegend()
+	legend.Top, legend.Left, legend.TextStyle.Font.Size, legend.Padding = true, true, fontSize, 3
+	legends := 0
 	for _, s := range l.series {
-		for _, p := range s.points {
-			smallestX, largestX, largestY = min(smallestX, p[0]), max(largestX, p[0]), max(largestY, p[1])
+		drawn := line(s.points, faint(s.colour, 0.7), 1.2)
+		if len(s.points) > 0 {
+			p.Add(drawn)
+		}
+		for _, point := range s.points {
+			low, right, high = min(low, point.X), max(right, point.X), max(high, point.Y)
 		}
 		if s.name != "" {
-			names = append(names, s)
+			legend.Add(s.name, drawn)
+			legends++
 		}
 	}
-	base := float64(top + linesHeight)
-	x, y := newScale(largestX, axisWidth, width-right), newScale(largestY, base, top)
-	if l.LogX {
-		x = newLogScale(smallestX, largestX, axisWidth, width-right)
+	from := 0.0
+	if l.LogX && low > 0 && right > low {
+		from = low
+		p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, ticks{log: true}
 	}
-	c := newCanvas(l.Title, base+bottom+float64(legendLineHeight*len(names)))
-	for _, tick := range x.ticks {
-		c.line(x.at(tick), top, x.at(tick), base, "#eee", "")
-		c.text(x.at(tick), base+16, "middle", x.label(tick))
+	if right <= from {
+		right = from + 1
 	}
-	for _, tick := range y.ticks {
-		c.line(axisWidth, y.at(tick), width-right, y.at(tick), "#ddd", "")
-		c.text(axisWidth-6, y.at(tick)+4, "end", y.label(tick))
+	for _, r := range l.References {
+		high = max(high, r.At)
+		p.Add(reference(plotter.XYs{{X: from, Y: r.At}, {X: right, Y: r.At}}), label(right, r.At, r.Label, draw.XRight, vg.Point{Y: 3}))
 	}
-	c.text((axisWidth+width-right)/2, base+34, "middle", l.X)
-	c.text(axisWidth-6, top-8, "end", l.Y)
-	for _, m := range l.References {
-		c.line(axisWidth, y.at(m.At), width-right, y.at(m.At), "#000", "4 3")
-		c.text(width-right, y.at(m.At)-4, "end", m.Label)
-	}
-	for _, s := range l.series {
-		var path []string
-		for _, p := range s.points {
-			path = append(path, fmt.Sprintf("%.1f,%.1f", x.at(p[0]), y.at(p[1])))
-		}
-		fmt.Fprintf(c, `<polyline points="%s" fill="none" stroke="%s" stroke-width="1.5" stroke-opacity="0.7"/>`+"\n", strings.Join(path, " "), s.colour)
-	}
-	for i, s := range names {
-		at := base + bottom + float64(legendLineHeight*i)
-		c.line(axisWidth, at, axisWidth+20, at, s.colour, "")
-		c.text(axisWidth+28, at+4, "start", s.name)
-	}
-	return c.end()
+	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = from, right, 0, upTo(high)
+	return render(l.Title, p, linesHeight, legend, legendLine*vg.Length(legends))
 }
 
-// A scale maps values to a part of the drawing: linear from zero, or logarithmic from the least value.
-type scale struct {
-	low, high, from, to float64
-	log                 bool
-	ticks               []float64
-	digits              int
+func finite(values []float64) []float64 {
+	return slices.DeleteFunc(slices.Clone(values), func(v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) })
 }
 
-func newLogScale(low, high, from, to float64) scale {
-	if !(low > 0) || !(high > low) || math.IsInf(high, 0) {
-		low, high = 1, 10
-	}
-	s := scale{low: low, high: high, from: from, to: to, log: true}
-	for tick := math.Pow(10, math.Ceil(math.Log10(low)-1e-9)); tick <= high*(1+1e-9); tick *= 10 {
-		s.ticks = append(s.ticks, tick)
-	}
-	return s
-}
-
-func newScale(high, from, to float64) scale {
+// upTo is the end of an axis that has this value.
+func upTo(high float64) float64 {
 	if !(high > 0) || math.IsInf(high, 0) {
-		high = 1
+		return 1
 	}
-	high *= 1.04
-	// The step is 1, 2 or 5 times a power of ten, for at most 8 of them.
-	power := math.Pow(10, math.Floor(math.Log10(high/8)))
-	step := power
-	for _, factor := range []float64{2, 5, 10} {
-		if high/step > 8 {
-			step = factor * power
+	return headroom * high
+}
+
+// ticks are at 1, 2 or 5 times a power of ten, at most 9 of them; of a logarithmic axis at the powers of ten.
+type ticks struct{ log bool }
+
+func (t ticks) Ticks(low, high float64) []plot.Tick {
+	if t.log {
+		return slices.DeleteFunc(plot.LogTicks{Prec: -1}.Ticks(low, high), plot.Tick.IsMinor)
+	}
+	step := math.Pow(10, math.Floor(math.Log10((high-low)/8)))
+	for _, factor := range []float64{2, 2.5, 2} {
+		if (high-low)/step > 8 {
+			step *= factor
 		}
 	}
-	s := scale{high: high, from: from, to: to, digits: max(0, -int(math.Floor(math.Log10(step)+1e-9)))}
-	for i := 0; float64(i)*step <= high; i++ {
-		s.ticks = append(s.ticks, float64(i)*step)
+	digits := max(0, -int(math.Floor(math.Log10(step)+1e-9)))
+	var all []plot.Tick
+	for i := math.Ceil(low / step); i*step <= high; i++ {
+		all = append(all, plot.Tick{Value: i * step, Label: fmt.Sprintf("%.*f", digits, i*step)})
 	}
-	return s
+	return all
 }
 
-func (s scale) at(value float64) float64 {
-	if s.log {
-		return s.from + (s.to-s.from)*math.Log(value/s.low)/math.Log(s.high/s.low)
+// newChart has axes without lines, as the grid has those.
+func newChart(x, y string) *plot.Plot {
+	p := plot.New()
+	p.X.Label.Text, p.Y.Label.Text = x, y
+	for _, axis := range []*plot.Axis{&p.X, &p.Y} {
+		axis.Label.TextStyle.Font.Size, axis.Tick.Label.Font.Size = fontSize, fontSize
+		axis.LineStyle.Width, axis.Tick.LineStyle.Width, axis.Tick.Length = 0, 0, 0
+		axis.Padding = 4
+		axis.Tick.Marker = ticks{}
 	}
-	return s.from + (s.to-s.from)*value/s.high
+	return p
 }
 
-func (s scale) label(value float64) string { return fmt.Sprintf("%.*f", s.digits, value) }
-
-// A canvas is an unfinished drawing.
-type canvas struct{ bytes.Buffer }
-
-func newCanvas(title string, height float64) *canvas {
-	c := &canvas{}
-	fmt.Fprintf(c, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %.0f" width="%d" height="%.0f" font-family="sans-serif" font-size="12">`+"\n", width, height, width, height)
-	fmt.Fprintf(c, `<rect width="%d" height="%.0f" fill="#fff"/>`+"\n", width, height)
-	fmt.Fprintf(c, `<text x="10" y="18" font-size="14" font-weight="bold">%s</text>`+"\n", html.EscapeString(title))
-	return c
+func line(points plotter.XYs, c color.Color, width vg.Length) *plotter.Line {
+	return &plotter.Line{XYs: points, LineStyle: draw.LineStyle{Color: c, Width: width}}
 }
 
-func (c *canvas) line(x1, y1, x2, y2 float64, colour, dashes string) {
-	if dashes != "" {
-		dashes = fmt.Sprintf(` stroke-dasharray="%s"`, dashes)
+func reference(points plotter.XYs) *plotter.Line {
+	dashed := line(points, color.Black, 0.75)
+	dashed.Dashes = []vg.Length{3, 2}
+	return dashed
+}
+
+func label(x, y float64, words string, align draw.XAlignment, offset vg.Point) *plotter.Labels {
+	return &plotter.Labels{
+		XYs: plotter.XYs{{X: x, Y: y}}, Labels: []string{words}, Offset: offset,
+		TextStyle: []text.Style{style(fontSize, xfont.WeightNormal, align)},
 	}
-	fmt.Fprintf(c, `<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" stroke="%s"%s/>`+"\n", x1, y1, x2, y2, colour, dashes)
 }
 
-func (c *canvas) text(x, y float64, anchor, text string) {
-	fmt.Fprintf(c, `<text x="%.1f" y="%.1f" text-anchor="%s">%s</text>`+"\n", x, y, anchor, html.EscapeString(text))
+func style(size vg.Length, weight xfont.Weight, align draw.XAlignment) text.Style {
+	face := font.From(plot.DefaultFont, size)
+	face.Variant, face.Weight = "Sans", weight
+	return text.Style{Color: color.Black, Font: face, XAlign: align, Handler: plot.DefaultTextHandler}
 }
 
-func (c *canvas) end() []byte {
-	c.WriteString("</svg>\n")
-	return c.Bytes()
+func init() { plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"} }
+
+// render draws a title, a chart of a height, and below it a legend of another.
+func render(title string, p *plot.Plot, height vg.Length, legend plot.Legend, legendHeight vg.Length) []byte {
+	height += titleHeight + legendHeight + margin
+	canvas := vgsvg.New(width, height)
+	c := draw.New(canvas)
+	c.SetColor(color.White)
+	c.Fill(c.Rectangle.Path())
+	c.FillText(style(titleSize, xfont.WeightBold, draw.XLeft), vg.Point{X: margin, Y: height - margin - titleSize/2}, title)
+	c = draw.Crop(c, margin, -margin, margin/2, -titleHeight)
+	legend.Draw(draw.Crop(c, 0, 0, 0, legendHeight-c.Size().Y))
+	c = draw.Crop(c, 0, 0, legendHeight, 0)
+	p.BackgroundColor = nil
+	p.Draw(c)
+	var b bytes.Buffer
+	if _, err := canvas.WriteTo(&b); err != nil {
+		panic(fmt.Sprintf("plot: writing to memory: %v", err)) // a buffer takes all
+	}
+	return bytes.ReplaceAll(b.Bytes(), []byte("font-family:Liberation Sans;"), []byte("font-family:"+families+";"))
 }

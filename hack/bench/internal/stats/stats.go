@@ -3,6 +3,8 @@ package stats
 
 import (
 	"fmt"
+	"math"
+	"math/rand/v2"
 	"slices"
 )
 
@@ -19,7 +21,7 @@ func Median(values []float64) float64 {
 // Spread is the distance of the greatest value from the least, relative to the median.
 func Spread(values []float64) string {
 	median := Median(values)
-	if median == 0 {
+	if median == 0 || math.IsInf(median, 0) {
 		return "-"
 	}
 	return fmt.Sprintf("%.0f %%", 100*(slices.Max(values)-slices.Min(values))/median)
@@ -28,4 +30,76 @@ func Spread(values []float64) string {
 // MedianAndRange is the median with the least and the greatest value in brackets.
 func MedianAndRange(values []float64) string {
 	return fmt.Sprintf("%.1f (%.1f to %.1f)", Median(values), slices.Min(values), slices.Max(values))
+}
+
+const (
+	// MinPairs is the least number of pairs that have a verdict. By chance alone, all of 4 pairs point the same way in 1 of 8 cases.
+	MinPairs = 5
+
+	resamples = 10_000
+	// coverage is the share of the resampled medians that is inside an interval.
+	coverage = 0.95
+	// seed makes the same values have the same interval, so that a page can be written again.
+	seed = 1
+)
+
+// A Verdict says how a value compares with its reference.
+type Verdict string
+
+const (
+	Better     Verdict = "better"
+	Worse      Verdict = "worse"
+	CannotTell Verdict = "cannot tell"
+)
+
+// A Ratio is the median of paired ratios, with its 95 % confidence interval.
+type Ratio struct {
+	Median, Low, High float64
+	Pairs             int
+}
+
+// PairedRatio compares values with references that were measured beside them: values[i] with references[i]. The interval is the
+// percentile bootstrap's. A pair whose ratio is not a finite number is left out.
+func PairedRatio(values, references []float64) Ratio {
+	var ratios []float64
+	for i := range min(len(values), len(references)) {
+		if r := values[i] / references[i]; !math.IsNaN(r) && !math.IsInf(r, 0) {
+			ratios = append(ratios, r)
+		}
+	}
+	r := Ratio{Median: Median(ratios), Pairs: len(ratios)}
+	if r.Pairs == 0 {
+		return r
+	}
+	draw := rand.New(rand.NewPCG(seed, uint64(r.Pairs)))
+	sample, medians := make([]float64, r.Pairs), make([]float64, resamples)
+	for i := range medians {
+		for k := range sample {
+			sample[k] = ratios[draw.IntN(r.Pairs)]
+		}
+		medians[i] = Median(sample)
+	}
+	slices.Sort(medians)
+	outside := (1 - coverage) / 2
+	r.Low, r.High = medians[int(outside*resamples)], medians[int((1-outside)*resamples)-1]
+	return r
+}
+
+// Verdict is better or worse where the whole interval is on one side of 1, and there are enough pairs.
+func (r Ratio) Verdict(lowerIsBetter bool) Verdict {
+	switch {
+	case r.Pairs < MinPairs || r.Low <= 1 && r.High >= 1:
+		return CannotTell
+	case (r.High < 1) == lowerIsBetter:
+		return Better
+	}
+	return Worse
+}
+
+// String is the ratio with its interval in brackets; a dash without pairs.
+func (r Ratio) String() string {
+	if r.Pairs == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f (%.2f to %.2f)", r.Median, r.Low, r.High)
 }
