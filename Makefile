@@ -33,13 +33,15 @@ flakes: ## Run the tests of stages many times beside load, and list those that e
 test-release: ## What runs before a release: all tests, and the stages kueue, kinds, torch, aarch64 and walk, which `test` leaves out
 	@$(GO) run ./hack/ci/check --all
 
-.PHONY: bench
-bench: ## Measure the plugin against plain sockets into docs/results/ (root; BENCH="--quick" for less)
-	$(GO) run ./hack/bench/tcp $(BENCH)
+.PHONY: bench bench-list
+bench: ## Measure an experiment into docs/results/ (EXPERIMENT=scale; ROUNDS=5, ONLY=REGEXP, AGAINST=COMMIT, BENCH="--quick"; root for networks)
+	$(GO) run ./hack/bench run $(EXPERIMENT) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only '$(ONLY)') $(if $(AGAINST),--against $(AGAINST)) $(BENCH)
+bench-list: ## The experiments and their cases
+	@$(GO) run ./hack/bench list
 
-.PHONY: bench-scale bench-encryption bench-reduction bench-collectives bench-rdma bench-rccl bench-preflight bench-torch bench-suspects
-bench-scale: ## Measure thousands of idle connections against plain sockets into docs/results/ (BENCH="--rounds 2" for less)
-	$(GO) run ./hack/bench/scale $(BENCH)
+.PHONY: bench-tcp bench-encryption bench-reduction bench-collectives bench-rdma bench-rccl bench-preflight bench-torch bench-suspects
+bench-tcp: ## Measure the plugin against plain sockets into docs/results/ (root; BENCH="--quick" for less)
+	$(GO) run ./hack/bench/tcp $(BENCH)
 bench-encryption: ## Measure what encryption costs, and the collectives with TLS against Gloo with TLS, into docs/results/ (root; BENCH="--quick" for less)
 	$(GO) run ./hack/bench/tcp encryption $(BENCH)
 	$(GO) run ./hack/bench/collectives tls $(BENCH)

@@ -33,11 +33,11 @@ type Source struct {
 
 // NewSource is the present state of the checkout, and this program's command line. Folders are those whose changes count.
 func NewSource(ctx context.Context, root string, folders ...string) Source {
-	return Source{Commit: toolbox.Commit(ctx, root, folders...), Day: time.Now().UTC().Format(time.DateOnly), Command: command(os.Args[1:])}
+	return Source{Commit: toolbox.Commit(ctx, root, folders...), Day: time.Now().UTC().Format(time.DateOnly), Command: Command(os.Args[1:])}
 }
 
-// command is how this program is run with these arguments. Files have only their names, as their folders are this machine's.
-func command(arguments []string) string {
+// Command is how this program is run with these arguments. Files have only their names, as their folders are this machine's.
+func Command(arguments []string) string {
 	program := "evenkeel.dev/evenkeel"
 	if info, ok := debug.ReadBuildInfo(); ok {
 		program = info.Path

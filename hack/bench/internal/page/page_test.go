@@ -65,7 +65,7 @@ func TestTable(t *testing.T) {
 }
 
 func TestSourceHasTheCommand(t *testing.T) {
-	got := command([]string{"--quick", "--only", "two-links|2+2", "--plugin=x=/opt/x.so", "--library", "/opt/lib/y.so"})
+	got := Command([]string{"--quick", "--only", "two-links|2+2", "--plugin=x=/opt/x.so", "--library", "/opt/lib/y.so"})
 	_, arguments, _ := strings.Cut(got, " --quick")
 	if want := " --only 'two-links|2+2' --plugin=x=x.so --library y.so"; !strings.HasPrefix(got, "go run ./hack/bench/internal/page") || arguments != want {
 		t.Errorf("%q, want %q", got, want)

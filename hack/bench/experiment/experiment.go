@@ -1,0 +1,101 @@
+// Package experiment has the types in which an experiment is written down: what runs, on which network, what is read from it, and what
+// is asked for. The runner measures experiments, and the page shows them.
+package experiment
+
+import (
+	"context"
+	"io"
+	"time"
+
+	"evenkeel.dev/evenkeel/hack/lab/net/netns"
+)
+
+// Ours is the name of the contender that most experiments are about.
+const Ours = "Evenkeel"
+
+// An Experiment is a table of cases with one page.
+type Experiment struct {
+	Name    string // of the page and of the samples
+	Title   string // of the page
+	Summary string // one line for the list
+	About   string // Markdown: what is measured, and how to read it
+	Notes   string // Markdown: what else there is to say, after the goals
+	// Subject is the contender that goals are about and that others are compared with; [Ours] if empty. Other plugins run as it does.
+	Subject string
+	// Rounds of a full and of a quick run, if no number is given.
+	Rounds, QuickRounds int
+	// Open prepares what all runs share, where that is needed. The runner calls close at the end.
+	Open func(ctx context.Context, progress io.Writer) (close func() error, err error)
+	// Cases are the cases of a full or of a quick run. They are made once for each process, and may keep state between runs.
+	Cases func(quick bool) []Case
+}
+
+// A Case is a load on a network.
+type Case struct {
+	Name  string // letters, digits and dashes
+	Title string
+	Load  string // in words; empty where the title says all
+	Notes []string
+	// Network is made for the case, and needs root; nil where there is none.
+	Network *netns.Config
+	// Anew makes the network of each run new, so that its connections have other ports.
+	Anew bool
+	// SetUp configures the network, where that is needed.
+	SetUp func(ctx context.Context, lab *netns.Lab) error
+
+	Contenders []Contender
+	Headline   Quantity   // of the table, the drawing, and the comparison
+	More       []Quantity // in further columns
+	Limit      float64    // of the headline, by the network; zero if only the processors limit it
+	Goals      []Goal
+	// Traces draws each run over time, with these levels, in place of a dot for each run.
+	Traces []Level
+	// Timeout of one run; [DefaultTimeout] if zero.
+	Timeout time.Duration
+}
+
+// DefaultTimeout is how long one run may take.
+const DefaultTimeout = 3 * time.Minute
+
+// A Level is a line across a drawing.
+type Level struct {
+	At    float64
+	Label string
+}
+
+// A Contender is what runs in turn with others. Its run may not share anything with that of another contender.
+type Contender struct {
+	Name string
+	// Reference is whether goals and losses are counted against it: plain sockets, or another library.
+	Reference bool
+	// Run runs once. The context ends with the case's timeout. An error is part of the result.
+	Run func(ctx context.Context, r Run) (Measured, error)
+}
+
+// A Run is what a contender may use.
+type Run struct {
+	Contender string // its name
+	Programs
+	Lab *netns.Lab // nil where the case has no network
+}
+
+// Programs are what is measured, and what drives it.
+type Programs struct {
+	Library string // the plugin
+	Driver  string // evenkeel-bench; evenkeel-reduction-server is beside it
+}
+
+// Measured is the result of a run. A quantity that it lacks was not reached if the quantity is one of those, and else not measured.
+type Measured struct {
+	Values map[Quantity]float64
+	// Trace has the headline over time: seconds since the start, and the value.
+	Trace [][2]float64
+}
+
+// SubjectName is the contender that the experiment is about.
+func (e Experiment) SubjectName() string {
+	if e.Subject != "" {
+		return e.Subject
+	}
+	return Ours
+}

@@ -1,0 +1,29 @@
+// Package experiments has the experiments, one in a file.
+package experiments
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"evenkeel.dev/evenkeel/hack/bench/experiment"
+)
+
+// All are the experiments, in the order in which they are listed.
+func All() []experiment.Experiment {
+	return []experiment.Experiment{scale()}
+}
+
+// Named is the experiment of a name.
+func Named(name string) (experiment.Experiment, error) {
+	all := All()
+	var names []string
+	for _, e := range all {
+		names = append(names, e.Name)
+	}
+	at := slices.Index(names, name)
+	if at < 0 {
+		return experiment.Experiment{}, fmt.Errorf("no experiment %q: there are %s", name, strings.Join(names, ", "))
+	}
+	return all[at], nil
+}

@@ -1,0 +1,80 @@
+package experiments
+
+import (
+	"regexp"
+	"testing"
+
+	"evenkeel.dev/evenkeel/hack/bench/experiment"
+)
+
+var namePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9-]*$`)
+
+// What the runner and the page expect of each table.
+func TestTablesAreComplete(t *testing.T) {
+	for _, e := range All() {
+		if again, err := Named(e.Name); err != nil || again.Title != e.Title {
+			t.Errorf("%s: %v", e.Name, err)
+		}
+		if e.Title == "" || e.Summary == "" || e.About == "" || e.Rounds < 1 || e.QuickRounds < 1 {
+			t.Errorf("%s lacks its title, summary, description or rounds", e.Name)
+		}
+		for _, quick := range []bool{false, true} {
+			cases := map[string]experiment.Case{}
+			for _, c := range e.Cases(quick) {
+				if _, twice := cases[c.Name]; twice || !namePattern.MatchString(c.Name) {
+					t.Errorf("%s: the case %q is there twice, or its name has other characters than letters, digits and dashes", e.Name, c.Name)
+				}
+				cases[c.Name] = c
+			}
+			for name, c := range cases {
+				checkCase(t, e, c, cases)
+				if c.Headline.Name == "" || c.Title == "" {
+					t.Errorf("%s, %s lacks its headline or title", e.Name, name)
+				}
+			}
+		}
+	}
+	if _, err := Named("none"); err == nil {
+		t.Error("no error for an experiment that does not exist")
+	}
+}
+
+// checkCase checks that what goals name exists.
+func checkCase(t *testing.T, e experiment.Experiment, c experiment.Case, cases map[string]experiment.Case) {
+	t.Helper()
+	has := func(c experiment.Case, name string) bool {
+		for _, of := range c.Contenders {
+			if name == "" && of.Reference || name == of.Name {
+				return true
+			}
+		}
+		return false
+	}
+	for _, of := range c.Contenders {
+		if of.Name == "" || of.Run == nil {
+			t.Errorf("%s, %s: the contender %q has no name or no run", e.Name, c.Name, of.Name)
+		}
+	}
+	for _, g := range c.Goals {
+		name := g.Contender
+		if name == "" {
+			name = e.SubjectName()
+		}
+		if !has(c, name) || (g.Figure == 0) == (g.Share == 0) {
+			t.Errorf("%s, %s: the goal about %s has no such contender, or not one of a figure and a share", e.Name, c.Name, g.Of.Title)
+		}
+		if g.Share == 0 {
+			continue
+		}
+		of, name := c, g.Reference.Contender
+		if g.Reference.Case != "" {
+			of = cases[g.Reference.Case]
+			if name == "" {
+				name = e.SubjectName()
+			}
+		}
+		if !has(of, name) {
+			t.Errorf("%s, %s: the goal about %s has no reference", e.Name, c.Name, g.Of.Title)
+		}
+	}
+}

@@ -1,0 +1,346 @@
+package page
+
+import (
+	"bytes"
+	_ "embed"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"text/template"
+	"time"
+
+	"evenkeel.dev/evenkeel/hack/bench/experiment"
+	"evenkeel.dev/evenkeel/hack/bench/internal/plot"
+	"evenkeel.dev/evenkeel/hack/bench/internal/stats"
+)
+
+//go:embed page.md.tmpl
+var pageTemplate string
+
+// busyShare is the share of the processors from which on they are what is measured, in runs of references over a limited network.
+const busyShare = 0.9
+
+// Files are the page and its drawings, by name.
+func (r Results) Files() (map[string][]byte, error) {
+	parsed, err := template.New("page").Funcs(template.FuncMap{"table": table, "capital": Capital}).Parse(pageTemplate)
+	if err != nil {
+		return nil, fmt.Errorf("page: %w", err)
+	}
+	var text bytes.Buffer
+	if err := parsed.Execute(&text, r.view()); err != nil {
+		return nil, fmt.Errorf("page: %w", err)
+	}
+	files := map[string][]byte{r.of.Name + ".md": text.Bytes()}
+	for _, c := range r.cases {
+		files[r.drawing(c)] = c.draw()
+	}
+	return files, nil
+}
+
+// Text writes the goals, and how the subject compares with the others, for a terminal.
+func (r Results) Text(out io.Writer) error {
+	goals := r.goalTable()
+	if err := goals.Text(out); err != nil {
+		return err
+	}
+	for _, line := range r.losses() {
+		if _, err := fmt.Fprintln(out, line); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r Results) drawing(c caseResult) string { return r.of.Name + "-" + c.Name + ".svg" }
+
+// A view is what the template shows.
+type view struct {
+	experiment.Experiment
+	Subject  string
+	Measured []string // what was measured when, on what
+	Quiet    string
+	Losses   []string
+	Goals    Table
+	Limits   []string
+	Cases    []caseView
+	OwnGoals string
+}
+
+type caseView struct {
+	Title, Load, Drawing string
+	Notes, Failures      []string
+	Runs                 Table
+	ProcessorsAreLimit   bool
+}
+
+func (r Results) view() view {
+	v := view{
+		Experiment: r.of, Subject: r.of.SubjectName(), Measured: r.measured(), Quiet: r.quiet(),
+		Losses: r.losses(), Goals: r.goalTable(), Limits: r.limits(), OwnGoals: OwnGoals,
+	}
+	for _, c := range r.cases {
+		load := []string{}
+		for _, s := range c.series {
+			if network := s.runs[0].Network; network != "" && len(load) == 0 {
+				load = append(load, Capital(network))
+			}
+		}
+		if c.Load != "" {
+			load = append(load, c.Load)
+		}
+		v.Cases = append(v.Cases, caseView{
+			Title: c.Title, Load: strings.Join(load, "; "), Drawing: r.drawing(c), Notes: c.Notes,
+			Runs: c.table(), Failures: c.failed(), ProcessorsAreLimit: c.processorsAreLimit(),
+		})
+	}
+	return v
+}
+
+// measured lists the settings of the samples: with how many rounds, when, and of which cases.
+func (r Results) measured() []string {
+	type group struct {
+		experiment.Setting
+		command string
+	}
+	type facts struct {
+		cases, days []string
+		rounds      int
+	}
+	found := map[group]*facts{}
+	var order []group
+	for _, s := range r.samples {
+		g := group{s.Setting, s.Command}
+		f := found[g]
+		if f == nil {
+			f = &facts{}
+			found[g], order = f, append(order, g)
+		}
+		if !slices.Contains(f.cases, s.Case) {
+			f.cases = append(f.cases, s.Case)
+		}
+		if day := s.Start.Format(time.DateOnly); !slices.Contains(f.days, day) {
+			f.days = append(f.days, day)
+		}
+		f.rounds = max(f.rounds, s.Round+1)
+	}
+	var lines []string
+	for _, g := range order {
+		f := found[g]
+		commit, _, _ := strings.Cut(g.Commit, ",")
+		quick := ""
+		if g.Quick {
+			quick = "quick runs, "
+		}
+		lines = append(lines, fmt.Sprintf("%s: %s%s at commit %s, on %s, by `%s`. Machine: %s. Since then: `git log --oneline %s.. -- plugin/crates`",
+			strings.Join(f.cases, ", "), quick, count(f.rounds, "round"), g.Commit, strings.Join(f.days, " and "), g.command, g.Machine, commit))
+	}
+	return lines
+}
+
+// quiet says whether the machine was.
+func (r Results) quiet() string {
+	disturbed := 0
+	for _, s := range r.samples {
+		if s.NotQuiet {
+			disturbed++
+		}
+	}
+	if disturbed == 0 {
+		return "The machine was quiet before each run."
+	}
+	return fmt.Sprintf("**The machine was not quiet before %d of %s.** Other programs are part of these figures.", disturbed, count(len(r.samples), "run"))
+}
+
+// losses names the cases that the subject loses, and those of which that cannot be told.
+func (r Results) losses() []string {
+	var lost, unknown []string
+	compared := 0
+	for _, c := range r.cases {
+		q := c.Headline
+		ours := c.find(c.subject)
+		rival, ok := c.best(q, func(s series) bool { return s.rival && s.name != c.subject })
+		if !ok || len(ours.values(q)) == 0 {
+			continue
+		}
+		compared++
+		ratio := ours.over(rival, q)
+		text := fmt.Sprintf("%s (%s: %s, %s: %s, ratio %s)", c.Title, rival.name, q.Format(stats.Median(rival.values(q))),
+			c.subject, q.Format(stats.Median(ours.values(q))), ratio)
+		switch ratio.Verdict(q.LowerIsBetter) {
+		case stats.Worse:
+			lost = append(lost, text)
+		case stats.CannotTell:
+			unknown = append(unknown, text)
+		}
+	}
+	var lines []string
+	if compared > 0 {
+		lines = append(lines, fmt.Sprintf("%s loses to the best of the others in %d of %s", r.of.SubjectName(), len(lost), count(compared, "case"))+list(lost))
+	}
+	if len(unknown) > 0 {
+		lines = append(lines, fmt.Sprintf("It cannot be told which is better in %s", count(len(unknown), "case"))+list(unknown))
+	}
+	return lines
+}
+
+func list(items []string) string {
+	if len(items) == 0 {
+		return "."
+	}
+	return ": " + strings.Join(items, "; ") + "."
+}
+
+func (r Results) goalTable() Table {
+	t := Table{Heading: []string{"case", "of", "wire limit", "reference", r.of.SubjectName(), "goal", "reached"}}
+	last := ""
+	for _, v := range r.goals() {
+		name := v.Case
+		if name == last {
+			name = "" // as in the line above
+		}
+		last = v.Case
+		t.Add(name, v.Of, v.WireLimit, v.Reference, v.Measured, v.Goal, v.Reached)
+	}
+	return t
+}
+
+// limits says of the cases that miss a goal what limits them, each limit once.
+func (r Results) limits() []string {
+	titles := map[string][]string{}
+	var order, lines []string
+	for _, v := range r.goals() {
+		if v.Reached != YesNo(false) || v.Limit == "" {
+			continue
+		}
+		if titles[v.Limit] == nil {
+			order = append(order, v.Limit)
+		}
+		if !slices.Contains(titles[v.Limit], v.Case) {
+			titles[v.Limit] = append(titles[v.Limit], v.Case)
+		}
+	}
+	for _, limit := range order {
+		lines = append(lines, strings.Join(titles[limit], "; ")+": "+limit)
+	}
+	return lines
+}
+
+// table has a row for each contender. The ratio is the subject's to it.
+func (c caseResult) table() Table {
+	q := c.Headline
+	t := Table{Heading: []string{"contender", q.Title + ", median", "worst", "best", "spread"}}
+	compare := len(c.series) > 1 && len(c.find(c.subject).runs) > 0
+	if compare {
+		t.Heading = append(t.Heading, c.subject+" over it", c.subject+" is")
+	}
+	for _, more := range c.More {
+		t.Heading = append(t.Heading, more.Title+", median (worst)")
+	}
+	t.Heading = append(t.Heading, "processors in all")
+	for _, s := range c.series {
+		values := s.values(q)
+		if len(values) == 0 {
+			t.Add(s.name, "all runs failed")
+			continue
+		}
+		low, high := slices.Min(values), slices.Max(values)
+		if q.LowerIsBetter {
+			low, high = high, low
+		}
+		cells := []string{s.name, q.Format(stats.Median(values)), q.Format(low), q.Format(high), stats.Spread(values)}
+		if compare {
+			ratio, verdict := "", ""
+			if s.name != c.subject {
+				r := c.find(c.subject).over(s, q)
+				ratio, verdict = r.String(), string(r.Verdict(q.LowerIsBetter))
+			}
+			cells = append(cells, ratio, verdict)
+		}
+		for _, more := range c.More {
+			cell := ""
+			if all := s.values(more); len(all) > 0 {
+				cell = fmt.Sprintf("%s (%s)", more.Format(stats.Median(all)), more.Format(worst(more, all)))
+			}
+			cells = append(cells, cell)
+		}
+		t.Add(append(cells, fmt.Sprintf("%.0f %%", 100*stats.Median(s.busy())))...)
+	}
+	return t
+}
+
+// busy is how busy all processors were in the runs that did not fail.
+func (s series) busy() []float64 {
+	var all []float64
+	for _, run := range s.runs {
+		if run.Failure == "" {
+			all = append(all, run.Busy)
+		}
+	}
+	return all
+}
+
+// failed lists the runs that failed.
+func (c caseResult) failed() []string {
+	var all []string
+	for _, s := range c.series {
+		for _, run := range s.runs {
+			if run.Failure != "" {
+				all = append(all, fmt.Sprintf("%s, run %d failed: %s", s.name, run.Round+1, run.Failure))
+			}
+		}
+	}
+	return all
+}
+
+// processorsAreLimit reports whether the processors, and not the network that was to be measured, limited the best reference.
+func (c caseResult) processorsAreLimit() bool {
+	best, ok := c.best(c.Headline, func(s series) bool { return s.reference })
+	return ok && c.Limit > 0 && slices.Max(best.busy()) >= busyShare
+}
+
+// draw draws a case: each run a dot, or each run a line over time.
+func (c caseResult) draw() []byte {
+	if len(c.Traces) > 0 {
+		chart := plot.Lines{Title: Capital(c.Title), X: "seconds", Y: c.Headline.Unit}
+		for _, level := range c.Traces {
+			chart.References = append(chart.References, plot.Reference(level))
+		}
+		for _, s := range c.series {
+			for i, run := range s.runs {
+				name := s.name
+				if i > 0 {
+					name = "" // as the one before
+				}
+				chart.Add(name, run.Trace)
+			}
+		}
+		return chart.SVG()
+	}
+	chart := plot.Dots{Title: Capital(c.Title), X: c.Headline.Title + ", " + c.Headline.Unit}
+	if c.Limit > 0 {
+		chart.References = []plot.Reference{{At: c.Limit, Label: "wire limit"}}
+	}
+	for _, s := range c.series {
+		chart.Add(s.name, s.values(c.Headline))
+	}
+	return chart.SVG()
+}
+
+// table is a table in Markdown.
+func table(t Table) string {
+	var b bytes.Buffer
+	t.Markdown(&b)
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// count is a number of things.
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+func trim(value float64) string { return strconv.FormatFloat(value, 'g', -1, 64) }

@@ -1,0 +1,241 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/utils/clock"
+
+	"evenkeel.dev/evenkeel/hack/bench/experiment"
+	"evenkeel.dev/evenkeel/hack/bench/experiments"
+	"evenkeel.dev/evenkeel/hack/bench/internal/machine"
+	"evenkeel.dev/evenkeel/hack/bench/internal/page"
+	"evenkeel.dev/evenkeel/hack/bench/internal/stats"
+	"evenkeel.dev/evenkeel/hack/bench/runner"
+	"evenkeel.dev/evenkeel/hack/ci/artifacts"
+	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+	"evenkeel.dev/evenkeel/hack/internal/cargo"
+)
+
+// maxRounds bounds --rounds.
+const maxRounds = 1000
+
+// options are the values of the flags.
+type options struct {
+	quick, fresh            bool
+	rounds                  int
+	only                    string
+	plugins                 []string // NAME=PATH
+	against                 string
+	library, driver, output string
+	congestion              string
+	wait                    time.Duration
+}
+
+func runCommand() *cobra.Command {
+	var o options
+	cmd := &cobra.Command{
+		Use: "run EXPERIMENT...", Short: "Measure experiments, and write their pages", Args: cobra.MinimumNArgs(1),
+		Long: `Measure experiments, and write their pages.
+
+In each round all contenders run one after the other, and each round begins with the next one. Before each run the machine
+should be quiet: the program waits for that, and records it where the time was up. A run that was interrupted goes on where it
+stopped when it is started again at the same commit on the same machine; cases of another commit are measured anew. Most
+experiments make networks, which needs root.
+
+Pages of quick runs and of comparisons with another commit go to dist/bench, others to docs/results.`,
+		Example: `  go run ./hack/bench run scale
+  go run ./hack/bench run tcp --quick --only four-links
+  go run ./hack/bench run tcp --plugin bagua=/opt/libnccl-net-bagua.so
+  go run ./hack/bench run tcp --only 'ping-pong|one-connection' --rounds 10 --against main`,
+		RunE: func(cmd *cobra.Command, names []string) error { return o.run(cmd.Context(), cmd.OutOrStdout(), names) },
+	}
+	flags := cmd.Flags()
+	flags.BoolVar(&o.quick, "quick", false, "shorter runs, and fewer rounds")
+	flags.IntVar(&o.rounds, "rounds", 0, "rounds of each case (default the experiment's)")
+	flags.StringVar(&o.only, "only", "", "only cases whose names this regular expression matches: `go run ./hack/bench list` has them")
+	flags.StringArrayVar(&o.plugins, "plugin", nil, "another plugin to compare with, NAME=PATH; may be repeated")
+	flags.StringVar(&o.against, "against", "", "an earlier commit, whose plugin is built and runs in turns; the exit status says if it was better")
+	flags.StringVar(&o.library, "library", "", "the plugin to measure (default: built from this checkout)")
+	flags.StringVar(&o.driver, "driver", "", "the evenkeel-bench to measure it with (default: built from this checkout)")
+	flags.StringVar(&o.output, "output", "", "folder for records and pages (default docs/results, or dist/bench)")
+	flags.StringVar(&o.congestion, "congestion", "", "TCP congestion control (default the machine's for new namespaces)")
+	flags.DurationVar(&o.wait, "wait", 5*time.Minute, "how long to wait for a quiet machine, in all")
+	flags.BoolVar(&o.fresh, "fresh", false, "drop what earlier runs have recorded, and measure all selected experiments anew")
+	return cmd
+}
+
+// run measures experiments one after the other.
+func (o options) run(ctx context.Context, out io.Writer, names []string) error {
+	only, all, err := o.check(names)
+	if err != nil {
+		return err
+	}
+	root, err := toolbox.Root()
+	if err != nil {
+		return err
+	}
+	switch {
+	case o.output != "":
+	case o.quick || o.against != "":
+		o.output = filepath.Join(root, "dist", "bench")
+	default:
+		o.output = resultsFolder(root)
+	}
+	// First the others: with a target folder of cargo's that all checkouts share, the last build is the one that is there.
+	plugins, earlier, err := o.others(ctx, root)
+	if err != nil {
+		return err
+	}
+	programs, err := o.programs(ctx, root)
+	if err != nil {
+		return err
+	}
+	driver, err := runner.Digest(programs.Driver)
+	if err != nil {
+		return err
+	}
+	setting := experiment.Setting{
+		Commit: toolbox.Commit(ctx, root, "plugin", "hack"), Machine: machine.Describe().String(), Driver: driver, Quick: o.quick, Congestion: o.congestion,
+	}
+	var failures []error
+	for _, e := range all {
+		store, err := runner.OpenStore(record(o.output, e.Name))
+		if err != nil {
+			return err
+		}
+		if o.fresh && len(store.Samples) > 0 {
+			if err := store.Rewrite(nil); err != nil {
+				return err
+			}
+		}
+		r := runner.Runner{
+			Experiment: e, Only: only, Rounds: o.roundsOf(e), Programs: programs, Plugins: plugins[:len(plugins):len(plugins)], Setting: setting,
+			Command: page.Command(os.Args[1:]), Wait: o.wait, Store: store, Out: out, Clock: clock.RealClock{}, Probe: runner.Busy,
+		}
+		against := ""
+		if earlier.Library != "" {
+			against = e.SubjectName() + " at " + earlier.Name
+			r.Plugins = append(r.Plugins, runner.Plugin{Name: against, Library: earlier.Library})
+		}
+		if err := r.Run(ctx); err != nil {
+			return err
+		}
+		results, err := writePage(page.NewResults(e, store.Samples), o.output)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(out)
+		if err := results.Text(out); err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "\n%s has all of it\n", filepath.Join(o.output, e.Name+".md"))
+		if against != "" {
+			failures = append(failures, compare(out, results, against))
+		}
+	}
+	return errors.Join(failures...)
+}
+
+// compare prints how the subject compares with another contender. It is an error if it is worse in a case.
+func compare(out io.Writer, results page.Results, name string) error {
+	table := page.Table{Heading: []string{"case", "ratio to " + name, "it is"}}
+	var worse []string
+	for _, c := range results.Against(name) {
+		table.Add(c.Case, c.Ratio.String(), string(c.Verdict))
+		if c.Verdict == stats.Worse {
+			worse = append(worse, c.Case)
+		}
+	}
+	if err := table.Text(out); err != nil {
+		return err
+	}
+	if len(worse) > 0 {
+		return fmt.Errorf("worse than %s in %s", name, strings.Join(worse, ", "))
+	}
+	return nil
+}
+
+// check checks the flags before anything is built.
+func (o options) check(names []string) (*regexp.Regexp, []experiment.Experiment, error) {
+	only, err := regexp.Compile(o.only)
+	if err != nil {
+		return nil, nil, fmt.Errorf("--only: %w", err)
+	}
+	if o.rounds < 0 || o.rounds > maxRounds {
+		return nil, nil, fmt.Errorf("--rounds %d: from 1 to %d", o.rounds, maxRounds)
+	}
+	var all []experiment.Experiment
+	for _, name := range names {
+		e, err := experiments.Named(name)
+		if err != nil {
+			return nil, nil, err
+		}
+		networks := false
+		for _, c := range e.Cases(o.quick) {
+			networks = networks || c.Network != nil && only.MatchString(c.Name)
+		}
+		if networks && os.Geteuid() != 0 {
+			return nil, nil, fmt.Errorf("%s makes networks, which needs root", name)
+		}
+		all = append(all, e)
+	}
+	return only, all, nil
+}
+
+func (o options) roundsOf(e experiment.Experiment) int {
+	if o.quick {
+		return cmp.Or(o.rounds, e.QuickRounds)
+	}
+	return cmp.Or(o.rounds, e.Rounds)
+}
+
+// programs are those that were given, and otherwise those of this checkout, which are built.
+func (o options) programs(ctx context.Context, root string) (experiment.Programs, error) {
+	if o.library == "" || o.driver == "" {
+		built, err := artifacts.Rust(ctx, root, os.Stderr, false)
+		if err != nil {
+			return experiment.Programs{}, err
+		}
+		o.library, o.driver = cmp.Or(o.library, filepath.Join(built, cargo.Library)), cmp.Or(o.driver, filepath.Join(built, "evenkeel-bench"))
+	}
+	library, err := filepath.Abs(o.library)
+	if err != nil {
+		return experiment.Programs{}, fmt.Errorf("--library: %w", err)
+	}
+	driver, err := filepath.Abs(o.driver)
+	if err != nil {
+		return experiment.Programs{}, fmt.Errorf("--driver: %w", err)
+	}
+	return experiment.Programs{Library: library, Driver: driver}, nil
+}
+
+// others are the other plugins that were given, and that of the earlier commit, if there is one.
+func (o options) others(ctx context.Context, root string) (plugins []runner.Plugin, earlier runner.Plugin, err error) {
+	for _, given := range o.plugins {
+		name, path, ok := strings.Cut(given, "=")
+		if !ok || name == "" || path == "" {
+			return nil, earlier, fmt.Errorf("--plugin %q: NAME=PATH, such as bagua=/opt/libnccl-net-bagua.so", given)
+		}
+		if path, err = filepath.Abs(path); err != nil {
+			return nil, earlier, fmt.Errorf("--plugin %s: %w", name, err)
+		}
+		if _, err := os.Stat(path); err != nil {
+			return nil, earlier, fmt.Errorf("--plugin %s: %w", name, err)
+		}
+		plugins = append(plugins, runner.Plugin{Name: name, Library: path})
+	}
+	if o.against != "" {
+		earlier, err = buildCommit(ctx, root, o.against)
+	}
+	return plugins, earlier, err
+}
