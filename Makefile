@@ -39,7 +39,7 @@ bench: ## Measure an experiment into docs/results/ (EXPERIMENT=scale; ROUNDS=5, 
 bench-list: ## The experiments and their cases
 	@$(GO) run ./hack/bench list
 
-.PHONY: bench-tcp bench-encryption bench-reduction bench-collectives bench-rdma bench-rccl bench-preflight bench-torch bench-suspects
+.PHONY: bench-tcp bench-encryption bench-reduction bench-collectives bench-rdma bench-preflight bench-torch bench-suspects
 bench-tcp: ## Measure the plugin against plain sockets into docs/results/ (root; BENCH="--quick" for less)
 	$(GO) run ./hack/bench/tcp $(BENCH)
 bench-encryption: ## Measure what encryption costs, and the collectives with TLS against Gloo with TLS, into docs/results/ (root; BENCH="--quick" for less)
@@ -53,8 +53,6 @@ bench-collectives: ## Measure the collectives against Gloo into docs/results/ (B
 	$(GO) run ./hack/bench/collectives $(BENCH)
 bench-rdma: ## Measure RDMA against perftest, in the RDMA lab, into docs/results/ (BENCH="--rounds 2" for less)
 	$(GO) run ./hack/bench/rdma $(BENCH)
-bench-rccl: ## Measure RCCL over the plugin against its own sockets into docs/results/ (root; BENCH="--rounds 3" for less)
-	$(GO) run ./hack/bench/rccl $(BENCH)
 bench-suspects: ## Inject faults into running jobs, and whom the ranks name, into docs/results/ (root; BENCH="--seed 7 --faults 20" for others)
 	$(GO) run ./hack/bench/suspects $(BENCH)
 bench-preflight: ## Check 5,000 pretend nodes into docs/results/; takes an hour of a quiet machine

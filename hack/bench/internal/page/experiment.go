@@ -41,9 +41,10 @@ func (r Results) Files() (map[string][]byte, error) {
 
 // Text writes the goals, and how the subject compares with the others, for a terminal.
 func (r Results) Text(out io.Writer) error {
-	goals := r.goalTable()
-	if err := goals.Text(out); err != nil {
-		return err
+	if goals := r.goalTable(); len(goals.Rows) > 0 {
+		if err := goals.Text(out); err != nil {
+			return err
+		}
 	}
 	for _, line := range r.losses() {
 		if _, err := fmt.Fprintln(out, line); err != nil {
