@@ -34,23 +34,20 @@ test-release: ## What runs before a release: all tests, and the stages kueue, ki
 	@$(GO) run ./hack/ci/check --all
 
 .PHONY: bench bench-list
-bench: ## Measure an experiment into docs/results/ (EXPERIMENT=scale; ROUNDS=5, ONLY=REGEXP, AGAINST=COMMIT, BENCH="--quick"; root for networks)
+bench: ## Measure an experiment into docs/results/ (EXPERIMENT=tcp; ROUNDS=5, ONLY=REGEXP, AGAINST=COMMIT, BENCH="--quick"; root for networks)
 	$(GO) run ./hack/bench run $(EXPERIMENT) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only '$(ONLY)') $(if $(AGAINST),--against $(AGAINST)) $(BENCH)
 bench-list: ## The experiments and their cases
 	@$(GO) run ./hack/bench list
 
-.PHONY: bench-tcp bench-encryption bench-reduction bench-collectives bench-rdma bench-preflight bench-torch bench-suspects
-bench-tcp: ## Measure the plugin against plain sockets into docs/results/ (root; BENCH="--quick" for less)
-	$(GO) run ./hack/bench/tcp $(BENCH)
-bench-encryption: ## Measure what encryption costs, and the collectives with TLS against Gloo with TLS, into docs/results/ (root; BENCH="--quick" for less)
-	$(GO) run ./hack/bench/tcp encryption $(BENCH)
-	$(GO) run ./hack/bench/collectives tls $(BENCH)
+.PHONY: bench-reduction bench-collectives bench-collectives-tls bench-rdma bench-preflight bench-torch bench-suspects
 bench-reduction: ## Measure reduction servers against a ring into docs/results/ (root; BENCH="--quick" for less)
 	$(GO) run ./hack/bench/reduction $(BENCH)
 bench-torch: ## Measure the backend of torch.distributed against Gloo into docs/results/ (5 GB; BENCH="--quick" for less)
 	$(GO) run ./hack/bench/torch $(BENCH)
 bench-collectives: ## Measure the collectives against Gloo into docs/results/ (BENCH="--quick" for less)
 	$(GO) run ./hack/bench/collectives $(BENCH)
+bench-collectives-tls: ## Measure the collectives with TLS against Gloo with TLS into docs/results/ (root; BENCH="--quick" for less)
+	$(GO) run ./hack/bench/collectives tls $(BENCH)
 bench-rdma: ## Measure RDMA against perftest, in the RDMA lab, into docs/results/ (BENCH="--rounds 2" for less)
 	$(GO) run ./hack/bench/rdma $(BENCH)
 bench-suspects: ## Inject faults into running jobs, and whom the ranks name, into docs/results/ (root; BENCH="--seed 7 --faults 20" for others)

@@ -12,7 +12,7 @@ import (
 
 const tlsHeading = `# Collectives with TLS against Gloo with TLS
 
-Written by ` + "`make bench-encryption`" + `; do not edit. [What is protected from whom](../encryption.md) and [the collectives in clear](collectives.md) are other pages.
+Written by ` + "`make bench-collectives-tls`" + `; do not edit. [What is protected from whom](../encryption.md) and [the collectives in clear](collectives.md) are other pages.
 
 %s
 

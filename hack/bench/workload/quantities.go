@@ -12,6 +12,8 @@ var (
 	Processor = experiment.Quantity{Name: "cpu", Title: "processor time for each GB", Unit: "s", Digits: 2, LowerIsBetter: true}
 	Sending   = experiment.Quantity{Name: "send_cpu", Title: "that of the sender", Unit: "s", Digits: 2, LowerIsBetter: true}
 	Receiving = experiment.Quantity{Name: "receive_cpu", Title: "that of the receiver", Unit: "s", Digits: 2, LowerIsBetter: true}
+	// PerCore is how much the sender sends for each second of a processor.
+	PerCore = experiment.Quantity{Name: "per_core", Title: "GB sent in a second of a core", Digits: 2}
 	// OwnShare is the share of all processors' time that both sides used.
 	OwnShare = experiment.Quantity{Name: "own", Title: "processors' time of both sides", Unit: "%", LowerIsBetter: true}
 	// RiseTime is how long a run takes from its first byte to the wire limit.

@@ -35,7 +35,7 @@ var (
 	unitTests     = affected.Packages{Patterns: []string{"./..."}}
 	operatorTests = affected.Packages{Patterns: []string{"./operator/test/..."}}
 	chartTests    = affected.Packages{Patterns: []string{"./charts/..."}}
-	labTests      = affected.Packages{Tags: "e2e", Patterns: []string{"./hack/lab/net/...", "./hack/bench/tcp/...", "./hack/ci/artifacts"}}
+	labTests      = affected.Packages{Tags: "e2e", Patterns: []string{"./hack/lab/net/...", "./hack/bench/workload", "./hack/ci/artifacts"}}
 	localTests    = affected.Packages{Tags: "e2e", Patterns: []string{"./hack/cluster/..."}}
 	clusterTests  = affected.Packages{Tags: "e2e", Patterns: []string{"./e2e/..."}}
 	rdmaLabTests  = affected.Packages{Tags: "e2e", Patterns: []string{"./hack/lab/rdma/..."}}

@@ -111,23 +111,6 @@ func (t *Table) Markdown(b *bytes.Buffer) {
 	}
 }
 
-// Rows are the rows of all tables of a page, headings included.
-func Rows(markdown []byte) [][]string {
-	var rows [][]string
-	for line := range strings.Lines(string(markdown)) {
-		line = strings.TrimSpace(line)
-		if !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| ---") {
-			continue
-		}
-		var cells []string
-		for cell := range strings.SplitSeq(strings.Trim(line, "|"), "|") {
-			cells = append(cells, strings.TrimSpace(cell))
-		}
-		rows = append(rows, cells)
-	}
-	return rows
-}
-
 // Text writes the table in columns, for a terminal.
 func (t *Table) Text(out io.Writer) error {
 	columns := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)

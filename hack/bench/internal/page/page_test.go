@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -55,9 +54,6 @@ func TestTable(t *testing.T) {
 	table.Markdown(&markdown)
 	if got, want := markdown.String(), "| a | b |\n| --- | --- |\n| 1 | 2 |\n"; got != want {
 		t.Errorf("%q, want %q", got, want)
-	}
-	if rows := Rows([]byte("Text.\n\n" + markdown.String())); len(rows) != 2 || !slices.Equal(rows[0], table.Heading) || !slices.Equal(rows[1], table.Rows[0]) {
-		t.Errorf("%q", rows)
 	}
 	if err := table.Text(&text); err != nil || text.String() != "a  b\n1  2\n" {
 		t.Errorf("%q, %v", &text, err)

@@ -1,4 +1,4 @@
-package main
+package workload
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -14,13 +15,13 @@ import (
 	"strings"
 	"time"
 
+	"evenkeel.dev/evenkeel/hack/bench/experiment"
 	"evenkeel.dev/evenkeel/hack/bench/internal/proc"
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
 
 const (
-	wireguardName = "in clear through WireGuard in user space"
 	wireguardPort = 51820
 	// tunnelPrefix begins the names of the tunnel's devices. Their control sockets are in one folder, so the names differ.
 	tunnelPrefix = "ekwg"
@@ -28,59 +29,44 @@ const (
 	tunnelWait = 5 * time.Second
 )
 
-// wireguard is the plugin in clear, through a tunnel between the hosts. The tunnel's program is WireGuard's own for systems whose kernel
-// lacks it.
-type wireguard struct {
-	plugin  *plugin
-	program string
-}
-
-// newWireguard builds the tunnel's program. The plugin sends in clear.
-func newWireguard(ctx context.Context, box *toolbox.Toolbox, clear *plugin) (*wireguard, error) {
+// WireGuardProgram builds the program of [Transfer.WireGuard], which is WireGuard's own for systems whose kernel lacks it, and installs
+// what configures it.
+func WireGuardProgram(ctx context.Context, progress io.Writer) (string, error) {
+	box, err := toolbox.New(progress)
+	if err != nil {
+		return "", err
+	}
 	program, err := box.Path(ctx, "wireguard-go")
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	if err := toolbox.EnsurePrograms(ctx, os.Stderr, []toolbox.Program{{Name: "wg", Package: "wireguard-tools"}}); err != nil {
-		return nil, err
-	}
-	inside := *clear
-	inside.label, inside.speed = wireguardName, map[string]float64{}
-	inside.environment = append(inside.environment, "NCCL_SOCKET_IFNAME="+tunnelPrefix)
-	return &wireguard{&inside, program}, nil
+	return program, toolbox.EnsurePrograms(ctx, progress, []toolbox.Program{{Name: "wg", Package: "wireguard-tools"}})
 }
 
-func (w *wireguard) name() string { return wireguardName }
-
-func (w *wireguard) prepare(ctx context.Context, lab *netns.Lab, c benchCase) (err error) {
-	t, err := w.up(ctx, lab)
-	if err != nil {
-		return err
-	}
-	defer t.down()
-	return w.plugin.prepare(ctx, lab, c)
-}
-
-func (w *wireguard) run(ctx context.Context, lab *netns.Lab, c benchCase) (outcome, error) {
-	t, err := w.up(ctx, lab)
-	if err != nil {
-		return outcome{}, err
-	}
-	got, err := w.plugin.run(ctx, lab, c)
-	var carried float64
-	if err == nil {
-		carried, err = t.carried(ctx, lab)
-	}
-	lasted := time.Since(t.since)
-	t.down()
-	if err != nil {
-		return outcome{}, err
-	}
-	// The tunnel's processor time is that of all it has carried, with the warm-up.
-	got.Send += t.ends[0].CPUPerGB(carried)
-	got.Receive += t.ends[1].CPUPerGB(carried)
-	got.Own += proc.Share(proc.CPUTime(t.ends[0].Cmd)+proc.CPUTime(t.ends[1].Cmd), lasted)
-	return got, nil
+// WireGuard sends by the plugin in clear, through a tunnel between the hosts. The program is known when it runs.
+func (t Transfer) WireGuard(name string, program func() string) experiment.Contender {
+	d := &driven{Transfer: t, environment: []string{"NCCL_SOCKET_IFNAME=" + tunnelPrefix}, speed: map[string]float64{}}
+	return experiment.Contender{Name: name, Reference: true, Run: func(ctx context.Context, r experiment.Run) (m experiment.Measured, err error) {
+		ends, err := upTunnel(ctx, r.Lab, program())
+		if err != nil {
+			return m, err
+		}
+		m, err = d.run(ctx, r, "--plugin", r.Library)
+		var carried float64
+		if err == nil {
+			carried, err = ends.carried(ctx, r.Lab)
+		}
+		lasted := time.Since(ends.since)
+		ends.down()
+		if err != nil {
+			return m, err
+		}
+		// The tunnel's processor time is that of all it has carried, with the trial and the warm-up.
+		sending, receiving := ends.ends[0].CPUPerGB(carried), ends.ends[1].CPUPerGB(carried)
+		own := m.Values[OwnShare]/100 + proc.Share(proc.CPUTime(ends.ends[0].Cmd)+proc.CPUTime(ends.ends[1].Cmd), lasted)
+		m.Values = t.outcome(m.Values[Rate], 0, m.Values[Sending]+sending, m.Values[Receiving]+receiving, own)
+		return m, nil
+	}}
 }
 
 // A tunnel runs between both hosts until it is taken down.
@@ -91,8 +77,8 @@ type tunnel struct {
 
 func tunnelDevice(end int) string { return fmt.Sprintf("%s%d", tunnelPrefix, end+1) }
 
-// up starts the program on both hosts, with new keys.
-func (w *wireguard) up(ctx context.Context, lab *netns.Lab) (t *tunnel, err error) {
+// upTunnel starts the program on both hosts, with new keys.
+func upTunnel(ctx context.Context, lab *netns.Lab, program string) (t *tunnel, err error) {
 	t = &tunnel{since: time.Now()}
 	defer func() {
 		if err != nil {
@@ -118,7 +104,7 @@ func (w *wireguard) up(ctx context.Context, lab *netns.Lab) (t *tunnel, err erro
 	}
 	for i, host := range hosts {
 		device, peer := tunnelDevice(i), 1-i
-		end, err := proc.Start(ctx, lab, host, "WireGuard on "+string(host), []string{"WG_PROCESS_FOREGROUND=1"}, w.program, device)
+		end, err := proc.Start(ctx, lab, host, "WireGuard on "+string(host), []string{"WG_PROCESS_FOREGROUND=1"}, program, device)
 		if err != nil {
 			return t, err
 		}
@@ -181,17 +167,13 @@ func (t *tunnel) carried(ctx context.Context, lab *netns.Lab) (float64, error) {
 func awaitTunnel(ctx context.Context, lab *netns.Lab, host netns.Host, device string) error {
 	ctx, cancel := context.WithTimeout(ctx, tunnelWait)
 	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
 	for {
 		text, err := lab.Exec(ctx, host, "wg", "show", device)
 		if err == nil && strings.Contains(text, device) {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
+		if pause(ctx, idleStep) != nil {
 			return errors.Join(fmt.Errorf("no device %s within %s", device, tunnelWait), err)
-		case <-tick.C:
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package workload
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"evenkeel.dev/evenkeel/hack/bench/experiment"
 	"evenkeel.dev/evenkeel/hack/bench/internal/proc"
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
@@ -25,18 +26,20 @@ const (
 	idleAfter = 300 * time.Millisecond
 )
 
-// idle opens the case's connections and uses them. Then it stops the driver, which is the first thread of each process, and
+// idle opens the connections and uses them. Then it stops the driver, which is the first thread of each process, and
 // measures the processor time of the plugin's own threads while there is no traffic.
-func (p *plugin) idle(ctx context.Context, lab *netns.Lab, c benchCase) (outcome, error) {
-	receiver, err := p.start(ctx, lab, netns.H2, c, maxMessages)
+func (d *driven) idle(ctx context.Context, r experiment.Run, transport []string) (outcome, error) {
+	lab := r.Lab
+	receiver, err := d.start(ctx, r, netns.H2, maxMessages, transport)
 	if err != nil {
-		return outcome{}, err
+		return nil, err
 	}
-	sender, err := p.start(ctx, lab, netns.H1, c, maxMessages)
+	sender, err := d.start(ctx, r, netns.H1, maxMessages, transport)
 	if err != nil {
-		return outcome{}, receiver.Kill(err)
+		return nil, receiver.Kill(err)
 	}
-	var got outcome
+	var idle float64
+	var most int // threads
 	err = onOneThread(func() error {
 		if err := awaitTraffic(ctx, lab, func(passed uint64, _ time.Duration) bool { return passed >= usedBytes }); err != nil {
 			return err
@@ -56,10 +59,10 @@ func (p *plugin) idle(ctx context.Context, lab *netns.Lab, c benchCase) (outcome
 			if err != nil {
 				return err
 			}
-			used[i], got.Threads = busy, max(got.Threads, threads)
+			used[i], most = busy, max(most, threads)
 		}
 		since := time.Now()
-		if err := pause(ctx, c.length); err != nil {
+		if err := pause(ctx, d.Length); err != nil {
 			return err
 		}
 		for i, side := range []*proc.Process{sender, receiver} {
@@ -67,7 +70,7 @@ func (p *plugin) idle(ctx context.Context, lab *netns.Lab, c benchCase) (outcome
 			if err != nil {
 				return err
 			}
-			got.Idle = max(got.Idle, (busy-used[i]).Seconds()/time.Since(since).Seconds())
+			idle = max(idle, (busy-used[i]).Seconds()/time.Since(since).Seconds())
 		}
 		return nil
 	})
@@ -77,9 +80,9 @@ func (p *plugin) idle(ctx context.Context, lab *netns.Lab, c benchCase) (outcome
 	sender.Cmd.Wait()
 	receiver.Cmd.Wait()
 	if err != nil {
-		return outcome{}, receiver.Explain(sender.Explain(err))
+		return nil, receiver.Explain(sender.Explain(err))
 	}
-	return got, nil
+	return outcome{IdleUse: 100 * idle, Threads: float64(most)}, nil
 }
 
 // onOneThread runs f on a thread of its own, as ptrace belongs to a thread. When the thread exits, what it stopped continues.
@@ -169,8 +172,10 @@ func pluginThreads(p *proc.Process) (used time.Duration, threads int, err error)
 
 // pause waits for a while, unless ctx ends first.
 func pause(ctx context.Context, length time.Duration) error {
+	timer := time.NewTimer(length)
+	defer timer.Stop()
 	select {
-	case <-time.After(length):
+	case <-timer.C:
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)

@@ -1,4 +1,4 @@
-package main
+package workload
 
 import (
 	"testing"
@@ -6,7 +6,7 @@ import (
 )
 
 func TestFaultRateAndRecovery(t *testing.T) {
-	f := fault{start: 2 * time.Second, length: 4 * time.Second, recovery: time.Second, remaining: 0.3}
+	f := Fault{Start: 2 * time.Second, Length: 4 * time.Second, Recovery: time.Second, Remaining: 0.3}
 	for name, test := range map[string]struct {
 		trace []point
 		rate  float64

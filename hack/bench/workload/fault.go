@@ -1,23 +1,22 @@
-package main
+package workload
 
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
 
-// A fault makes the busiest link silent for a while. The rate of such a run is that during the fault, less the time allowed
+// A Fault makes the busiest link silent for a while. The rate of such a run is that during the fault, less the time allowed
 // for recovery.
-type fault struct {
-	start, length time.Duration
-	recovery      time.Duration
-	remaining     float64 // GB/s that the network can carry meanwhile
+type Fault struct {
+	Start, Length time.Duration
+	Recovery      time.Duration
+	Remaining     float64 // GB/s that the network can carry meanwhile
 }
 
-func (f *fault) end() time.Duration { return f.start + f.length }
+func (f *Fault) end() time.Duration { return f.Start + f.Length }
 
 const (
 	traceStep = 50 * time.Millisecond
@@ -29,7 +28,7 @@ const (
 )
 
 // inject traces a run until ctx ends, and injects the fault into the link that is busiest by then. It leaves the link up.
-func (f *fault) inject(ctx context.Context, lab *netns.Lab) (trace []point, err error) {
+func (f *Fault) inject(ctx context.Context, lab *netns.Lab) (trace []point, err error) {
 	link, state := -1, netns.LinkUp
 	defer func() {
 		if link >= 0 {
@@ -38,7 +37,7 @@ func (f *fault) inject(ctx context.Context, lab *netns.Lab) (trace []point, err 
 	}()
 	return traceLinks(ctx, lab, traceStep, startBytes, func(at time.Duration, before, now []uint64) error {
 		want := netns.LinkUp
-		if at >= f.start && at < f.end() {
+		if at >= f.Start && at < f.end() {
 			want = netns.LinkSilent
 		}
 		if want == state {
@@ -53,32 +52,31 @@ func (f *fault) inject(ctx context.Context, lab *netns.Lab) (trace []point, err 
 }
 
 // rate is the mean rate during the fault, in GB/s, less the time allowed for recovery.
-func (f *fault) rate(trace []point) float64 { return meanRate(trace, f.start+f.recovery, f.end()) }
+func (f *Fault) rate(trace []point) float64 { return meanRate(trace, f.Start+f.Recovery, f.end()) }
 
 // recovered is how long after the fault began the rate was that of the remaining capacity. It is not ok if it never was
 // during the fault.
-func (f *fault) recovered(trace []point) (after time.Duration, ok bool) {
+func (f *Fault) recovered(trace []point) (after time.Duration, ok bool) {
 	for _, p := range trace {
 		end := p.At + recoveredOver
-		if p.At < f.start || end > f.end() {
+		if p.At < f.Start || end > f.end() {
 			continue
 		}
-		if meanRate(trace, p.At, end) >= recoveredShare*f.remaining {
-			return end - f.start, true
+		if meanRate(trace, p.At, end) >= recoveredShare*f.Remaining {
+			return end - f.Start, true
 		}
 	}
 	return 0, false
 }
 
-// summary is a run's recovery in a few words.
-func (f *fault) summary(trace []point) string {
+// read reads what a run did around the fault. A run that was over before the fault is an error.
+func (f *Fault) read(trace []point, got outcome) error {
 	if len(trace) == 0 || trace[len(trace)-1].At < f.end() {
-		return "the run ended before the fault did"
+		return errors.New("the run ended before the fault did")
 	}
-	before := meanRate(trace, f.start/2, f.start)
-	after, ok := f.recovered(trace)
-	if !ok {
-		return fmt.Sprintf("(%.3f before) never recovered", before)
+	got[Rate], got[Before] = f.rate(trace), meanRate(trace, f.Start/2, f.Start)
+	if after, ok := f.recovered(trace); ok {
+		got[Recovery] = after.Seconds()
 	}
-	return fmt.Sprintf("(%.3f before) recovered after %.2f s", before, after.Seconds())
+	return nil
 }

@@ -1,9 +1,13 @@
-package main
+package workload
 
 import (
 	"context"
+	"errors"
+	"math"
+	"sync"
 	"time"
 
+	"evenkeel.dev/evenkeel/hack/bench/experiment"
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
 
@@ -112,4 +116,52 @@ func meanRate(trace []point, from, to time.Duration) float64 {
 		return 0
 	}
 	return float64(last.Bytes-first.Bytes) / (last.At - first.At).Seconds() / 1e9
+}
+
+// rateSteps is the number of steps whose mean rate is a point of a drawing.
+const rateSteps = 4
+
+// rateLine is a trace's rate over time, up to an end: seconds and GB/s, to the precision of a drawing.
+func rateLine(trace []point, end time.Duration) [][2]float64 {
+	round := func(value float64) float64 { return math.Round(value*1e3) / 1e3 }
+	var line [][2]float64
+	for i := rateSteps; i < len(trace) && trace[i].At <= end; i++ {
+		from, to := trace[i-rateSteps], trace[i]
+		line = append(line, [2]float64{round(to.At.Seconds()), round(float64(to.Bytes-from.Bytes) / (to.At - from.At).Seconds() / 1e9)})
+	}
+	return line
+}
+
+// traced is one run, with what is read from a trace where the transfer needs one.
+func (t Transfer) traced(ctx context.Context, lab *netns.Lab, run func() (outcome, error)) (experiment.Measured, error) {
+	var trace []point
+	var traceErr error
+	var tracing sync.WaitGroup
+	during, stop := context.WithCancel(ctx)
+	switch {
+	case t.Fault != nil:
+		tracing.Go(func() { trace, traceErr = t.Fault.inject(during, lab) })
+	case t.Cold:
+		nothing := func(time.Duration, []uint64, []uint64) error { return nil }
+		tracing.Go(func() { trace, traceErr = traceLinks(during, lab, riseStep, riseBytes, nothing) })
+	}
+	got, err := run()
+	stop()
+	tracing.Wait()
+	if err := errors.Join(err, traceErr); err != nil {
+		return experiment.Measured{}, err
+	}
+	m := experiment.Measured{Values: got}
+	switch {
+	case t.Fault != nil:
+		if err := t.Fault.read(trace, got); err != nil {
+			return experiment.Measured{}, err
+		}
+		m.Trace = rateLine(trace, t.Length)
+	case t.Cold:
+		if after := rise(trace, t.Limit); after > 0 {
+			got[RiseTime] = after.Seconds()
+		}
+	}
+	return m, nil
 }

@@ -1,4 +1,4 @@
-package main
+package workload
 
 import (
 	"context"
@@ -6,8 +6,25 @@ import (
 	"strconv"
 	"strings"
 
+	"evenkeel.dev/evenkeel/hack/bench/experiment"
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
+
+// Polled sends by plain sockets that the driver moves, a number of them for each connection.
+func (t Transfer) Polled(each int) experiment.Contender { return t.polled(polledSockets{each: each}) }
+
+// MPTCP sends by a plain socket of several paths for each connection, which the driver moves.
+func (t Transfer) MPTCP() experiment.Contender { return t.polled(polledSockets{each: 1, mptcp: true}) }
+
+func (t Transfer) polled(s polledSockets) experiment.Contender {
+	d := &driven{Transfer: t, speed: map[string]float64{}}
+	return experiment.Contender{Name: s.label(), Reference: true, Run: func(ctx context.Context, r experiment.Run) (experiment.Measured, error) {
+		if err := s.prepare(ctx, r.Lab); err != nil {
+			return experiment.Measured{}, err
+		}
+		return d.run(ctx, r, s.arguments(r.Lab)...)
+	}}
+}
 
 // polledSockets are plain sockets in place of a plugin: the driver moves them itself, without threads, when it asks for a completion.
 // That is the least that any plugin can cost.
