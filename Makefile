@@ -39,9 +39,7 @@ bench: ## Measure an experiment into docs/results/ (EXPERIMENT=tcp; ROUNDS=5, ON
 bench-list: ## The experiments and their cases
 	@$(GO) run ./hack/bench list
 
-.PHONY: bench-reduction bench-collectives bench-collectives-tls bench-rdma bench-preflight bench-torch bench-suspects
-bench-reduction: ## Measure reduction servers against a ring into docs/results/ (root; BENCH="--quick" for less)
-	$(GO) run ./hack/bench/reduction $(BENCH)
+.PHONY: bench-collectives bench-collectives-tls bench-rdma bench-preflight bench-torch bench-suspects
 bench-torch: ## Measure the backend of torch.distributed against Gloo into docs/results/ (5 GB; BENCH="--quick" for less)
 	$(GO) run ./hack/bench/torch $(BENCH)
 bench-collectives: ## Measure the collectives against Gloo into docs/results/ (BENCH="--quick" for less)

@@ -41,7 +41,7 @@ The page docs/results/NAME.md and its drawings are made from that file alone.`,
 		SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
-	cmd.AddCommand(listCommand(), runCommand(), pageCommand())
+	cmd.AddCommand(listCommand(), runCommand(), pageCommand(), enterCommand())
 	cmd.AddCommand(sockets.Commands()...)
 	return cmd
 }

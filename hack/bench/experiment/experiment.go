@@ -75,6 +75,7 @@ type Contender struct {
 // A Run is what a contender may use.
 type Run struct {
 	Contender string // its name
+	Round     int    // from 0
 	Programs
 	Lab *netns.Lab // nil where the case has no network
 }
@@ -90,6 +91,8 @@ type Measured struct {
 	Values map[Quantity]float64
 	// Trace has the headline over time: seconds since the start, and the value.
 	Trace [][2]float64
+	// Drawing is an SVG of the run. The page shows the first of a case.
+	Drawing string
 }
 
 // SubjectName is the contender that the experiment is about.

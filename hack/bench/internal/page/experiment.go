@@ -35,6 +35,9 @@ func (r Results) Files() (map[string][]byte, error) {
 	files := map[string][]byte{r.of.Name + ".md": text.Bytes()}
 	for _, c := range r.cases {
 		files[r.drawing(c)] = c.draw()
+		if _, own := c.ownDrawing(); own != "" {
+			files[r.ownDrawing(c)] = []byte(own)
+		}
 	}
 	return files, nil
 }
@@ -56,6 +59,21 @@ func (r Results) Text(out io.Writer) error {
 
 func (r Results) drawing(c caseResult) string { return r.of.Name + "-" + c.Name + ".svg" }
 
+// ownDrawing is the file with what a run has drawn itself.
+func (r Results) ownDrawing(c caseResult) string { return r.of.Name + "-" + c.Name + "-run.svg" }
+
+// ownDrawing is the first drawing of a case's runs, and the contender.
+func (c caseResult) ownDrawing() (contender, svg string) {
+	for _, s := range c.series {
+		for _, run := range s.runs {
+			if run.Drawing != "" {
+				return s.name, run.Drawing
+			}
+		}
+	}
+	return "", ""
+}
+
 // A view is what the template shows.
 type view struct {
 	experiment.Experiment
@@ -71,6 +89,7 @@ type view struct {
 
 type caseView struct {
 	Title, Load, Drawing string
+	RunDrawing, Runner   string // what one run has drawn itself, and whose
 	Notes, Failures      []string
 	Runs                 Table
 	ProcessorsAreLimit   bool
@@ -91,7 +110,12 @@ func (r Results) view() view {
 		if c.Load != "" {
 			load = append(load, c.Load)
 		}
+		runner, file := c.ownDrawing()
+		if file != "" {
+			file = r.ownDrawing(c)
+		}
 		v.Cases = append(v.Cases, caseView{
+			RunDrawing: file, Runner: runner,
 			Title: c.Title, Load: strings.Join(load, "; "), Drawing: r.drawing(c), Notes: c.Notes,
 			Runs: c.table(), Failures: c.failed(), ProcessorsAreLimit: c.processorsAreLimit(),
 		})

@@ -66,7 +66,7 @@ func samples(t *testing.T) []experiment.Sample {
 		add("wide", experiment.Ours, round, 0.39+step, 0.5+step*20).NotQuiet = round == 1
 		add("wide", "static", round, 0.2+step*10, 0)
 		late := add("late", experiment.Ours, round, 0.3, 0)
-		late.Trace = [][2]float64{{0, 0.5}, {1, 0.3}}
+		late.Trace, late.Drawing = [][2]float64{{0, 0.5}, {1, 0.3}}, fmt.Sprintf("<?xml?><!--%d-->", round)
 		if round == 4 {
 			late.Failure, late.Quantities = "it broke", nil
 		}
@@ -105,13 +105,13 @@ func TestPageOfARecord(t *testing.T) {
 	if !bytes.Equal(got, want) {
 		t.Errorf("the page is not %s (write it anew with -update):\n%s", golden, got)
 	}
-	for _, name := range []string{"example-wide.svg", "example-late.svg"} {
+	for _, name := range []string{"example-wide.svg", "example-late.svg", "example-late-run.svg"} {
 		if !strings.HasPrefix(string(files[name]), "<?xml") || !strings.Contains(string(got), "("+name+")") {
 			t.Errorf("%s is no drawing, or not on the page", name)
 		}
 	}
-	if len(files) != 3 {
-		t.Errorf("%d files, want 3", len(files))
+	if len(files) != 4 {
+		t.Errorf("%d files, want 4", len(files))
 	}
 }
 
