@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -66,7 +67,7 @@ func listCommand() *cobra.Command {
 func pageCommand() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
-		Use: "page EXPERIMENT...", Short: "Make pages again from their records, without measuring", Args: cobra.MinimumNArgs(1),
+		Use: "page EXPERIMENT...", Short: "Make pages again from their records, without measuring", Args: someExperiments,
 		Example: `  go run ./hack/bench page tcp scale`,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			root, err := toolbox.Root()
@@ -98,6 +99,14 @@ func pageCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&output, "output", "", "folder of the records and the pages (default docs/results)")
 	return cmd
+}
+
+// someExperiments are the arguments of commands that take experiments.
+func someExperiments(_ *cobra.Command, names []string) error {
+	if len(names) == 0 {
+		return fmt.Errorf("no experiment is given: name one or more of %s", strings.Join(experiments.Names(), ", "))
+	}
+	return nil
 }
 
 func resultsFolder(root string) string { return filepath.Join(root, "docs", "results") }

@@ -44,7 +44,7 @@ type options struct {
 func runCommand() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
-		Use: "run EXPERIMENT...", Short: "Measure experiments, and write their pages", Args: cobra.MinimumNArgs(1),
+		Use: "run EXPERIMENT...", Short: "Measure experiments, and write their pages", Args: someExperiments,
 		Long: `Measure experiments, and write their pages.
 
 In each round all contenders run one after the other, and each round begins with the next one. Before each run the machine

@@ -14,16 +14,21 @@ func All() []experiment.Experiment {
 	return []experiment.Experiment{scale(), rcclExperiment(), tcp(), encryption(), reduction(), kernels()}
 }
 
-// Named is the experiment of a name.
-func Named(name string) (experiment.Experiment, error) {
-	all := All()
+// Names are theirs.
+func Names() []string {
 	var names []string
-	for _, e := range all {
+	for _, e := range All() {
 		names = append(names, e.Name)
 	}
+	return names
+}
+
+// Named is the experiment of a name.
+func Named(name string) (experiment.Experiment, error) {
+	names := Names()
 	at := slices.Index(names, name)
 	if at < 0 {
 		return experiment.Experiment{}, fmt.Errorf("no experiment %q: there are %s", name, strings.Join(names, ", "))
 	}
-	return all[at], nil
+	return All()[at], nil
 }

@@ -23,7 +23,7 @@ func reduction() experiment.Experiment {
 			"and nothing is summed: the maximum of what the machine can do.",
 		Notes: "On a machine with AVX2 only, 8 bytes there and back take 30 us over plain sockets instead of 16. There an older version of this code reached 0.74 of the\n" +
 			"link and 1.29 of the ring with 4 clients and 4 servers at 1 Gbit/s, and 0.82 of the link at 250 Mbit/s. Its clients took 11 s/GB of processor time,\n" +
-			"and 29 at 250 Mbit/s. It was not measured again on such a machine. The sums themselves are on [another page](kernels.md).",
+			"and 29 at 250 Mbit/s. It was not measured again on such a machine. The sums themselves are another experiment, `kernels`.",
 		Rounds: 5, QuickRounds: 2,
 		Cases: func(quick bool) []experiment.Case {
 			var all []experiment.Case
