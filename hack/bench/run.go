@@ -49,8 +49,8 @@ func runCommand() *cobra.Command {
 
 In each round all contenders run one after the other, and each round begins with the next one. Before each run the machine
 should be quiet: the program waits for that, and records it where the time was up. A run that was interrupted goes on where it
-stopped when it is started again at the same commit on the same machine; cases of another commit are measured anew. Most
-experiments make networks, which needs root.
+stopped when it is started again at the same commit on the same machine; cases of another commit are measured anew. A run that
+failed is a result, too, and is not tried again. Most experiments make networks, which needs root.
 
 Pages of quick runs and of comparisons with another commit go to dist/bench, others to docs/results.`,
 		Example: `  go run ./hack/bench run scale
@@ -70,7 +70,7 @@ Pages of quick runs and of comparisons with another commit go to dist/bench, oth
 	flags.StringVar(&o.output, "output", "", "folder for records and pages (default docs/results, or dist/bench)")
 	flags.StringVar(&o.congestion, "congestion", "", "TCP congestion control (default the machine's for new namespaces)")
 	flags.DurationVar(&o.wait, "wait", 5*time.Minute, "how long to wait for a quiet machine, in all")
-	flags.BoolVar(&o.fresh, "fresh", false, "drop what earlier runs have recorded, and measure all selected experiments anew")
+	flags.BoolVar(&o.fresh, "fresh", false, "measure the selected cases anew, whatever is recorded of them")
 	return cmd
 }
 
@@ -113,13 +113,8 @@ func (o options) run(ctx context.Context, out io.Writer, names []string) error {
 		if err != nil {
 			return err
 		}
-		if o.fresh && len(store.Samples) > 0 {
-			if err := store.Rewrite(nil); err != nil {
-				return err
-			}
-		}
 		r := runner.Runner{
-			Experiment: e, Only: only, Rounds: o.roundsOf(e), Programs: programs, Plugins: plugins[:len(plugins):len(plugins)], Setting: setting,
+			Experiment: e, Only: only, Fresh: o.fresh, Rounds: o.roundsOf(e), Programs: programs, Plugins: plugins[:len(plugins):len(plugins)], Setting: setting,
 			Command: page.Command(os.Args[1:]), Wait: o.wait, Store: store, Out: out, Clock: clock.RealClock{}, Probe: runner.Busy,
 		}
 		against := ""

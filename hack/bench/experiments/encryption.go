@@ -21,15 +21,17 @@ const (
 
 // encryption measures what encryption costs, on networks and loads of the experiment tcp.
 func encryption() experiment.Experiment {
-	const clear, encrypted, cipher, openssl, wireGuard = "in clear", "encrypted", "AES-128-GCM alone, one core", "openssl s_client, one connection", "in clear through WireGuard in user space"
+	const (
+		clear, encrypted = "in clear", "encrypted"
+		cipher, openssl  = "AES-128-GCM alone, one core", "openssl s_client, one connection"
+		wireGuard        = "in clear through WireGuard in user space"
+	)
+	cases := []string{"four-links", "slow-link", "capped-flows", "silent-link", "one-connection", "four-connections", "ping-pong"}
 	secret := make([]byte, 32)
 	rand.Read(secret) //nolint:errcheck // it never fails
 	key := hex.EncodeToString(secret)
 	environment := []string{"EVENKEEL_JOB_KEY=" + key, "EVENKEEL_ENCRYPTION=required"}
 	var program string // WireGuard's
-	than := func(of experiment.Quantity, share float64, reference, limit string) experiment.Goal {
-		return experiment.Goal{Of: of, Share: share, Reference: experiment.Reference{Contender: reference}, Limit: limit}
-	}
 	return experiment.Experiment{
 		Name: "encryption", Title: "What encryption costs", Summary: "the plugin encrypted, against the plugin in clear, openssl and WireGuard", Subject: encrypted,
 		About: "[What is protected from whom](../encryption.md) is another page. In each round the plugin sends in clear, and encrypted with\n" +
@@ -46,25 +48,26 @@ func encryption() experiment.Experiment {
 		Cases: func(quick bool) []experiment.Case {
 			var all []experiment.Case
 			for _, of := range transfers(quick) {
-				if !slices.Contains([]string{"four-links", "slow-link", "capped-flows", "silent-link", "one-connection", "four-connections", "ping-pong"}, of.name) {
+				if !slices.Contains(cases, of.name) {
 					continue
 				}
 				c := of.asCase()
 				c.Contenders = []experiment.Contender{of.load.Plugin(clear), of.load.Plugin(encrypted, environment...)}
 				switch {
 				case of.load.PingPong:
-					c.Goals = []experiment.Goal{than(workload.RoundTrip, 1.3, clear, "")}
+					c.Goals = []experiment.Goal{shareOf(clear, workload.RoundTrip, 1.3, "")}
 				case of.load.Limit > 0:
-					c.Goals = []experiment.Goal{than(workload.Rate, 0.95, clear, "")}
+					c.Goals = []experiment.Goal{shareOf(clear, workload.Rate, 0.95, "")}
 				default:
 					c.More = append(c.More, workload.PerCore)
 					c.Contenders = append(c.Contenders, of.load.WireGuard(wireGuard, func() string { return program }), workload.Cipher(cipher))
 					c.Goals = []experiment.Goal{
-						than(workload.Processor, 1.5, clear, limitsEncryption), than(workload.PerCore, 0.8, cipher, limitsEncryption), than(workload.Rate, 1, wireGuard, limitsEncryption),
+						shareOf(clear, workload.Processor, 1.5, limitsEncryption), shareOf(cipher, workload.PerCore, 0.8, limitsEncryption),
+						shareOf(wireGuard, workload.Rate, 1, limitsEncryption),
 					}
 					if of.load.Connections == 1 {
 						c.Contenders = append(c.Contenders, of.load.OpenSSL(openssl, key))
-						c.Goals = append(c.Goals, than(workload.Rate, 1, openssl, limitsEncryption))
+						c.Goals = append(c.Goals, shareOf(openssl, workload.Rate, 1, limitsEncryption))
 					}
 				}
 				all = append(all, c)
@@ -73,7 +76,7 @@ func encryption() experiment.Experiment {
 			return append(all, experiment.Case{
 				Name: "set-up", Title: "64 connections over loopback", Headline: workload.Opening, More: []experiment.Quantity{workload.Closing},
 				Contenders: []experiment.Contender{connections.Plugin(clear), connections.Plugin(encrypted, environment...)},
-				Goals:      []experiment.Goal{than(workload.Opening, 1.5, clear, limitsHandshake)},
+				Goals:      []experiment.Goal{shareOf(clear, workload.Opening, 1.5, limitsHandshake)},
 			})
 		},
 	}

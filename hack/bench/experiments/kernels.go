@@ -1,7 +1,6 @@
 package experiments
 
 import (
-	"fmt"
 	"strings"
 	"time"
 
@@ -14,7 +13,8 @@ const kernelsTimeout = 15 * time.Minute
 
 // kernels measures the sums of reduction servers and collectives on one core.
 func kernels() experiment.Experiment {
-	const limits = "the instructions of one core. Loading the sources alone has columns of its own; where loads reach the goal, most likely it is the number of concurrent buffers, or the conversion"
+	const limits = "the instructions of one core. Loading the sources alone has columns of its own; where loads reach the goal, most likely it is the\n" +
+		"  number of concurrent buffers, or the conversion"
 	return experiment.Experiment{
 		Name: "kernels", Title: "Sums", Summary: "sums of 2 to 16 buffers on one core, against adding two arrays",
 		About: "GB/s that are read and written. The add is of two arrays of float32 into a third, over as much memory, in the same place. Loads are the sources\n" +
@@ -32,9 +32,12 @@ func kernels() experiment.Experiment {
 					},
 				}
 				for _, sources := range []int{2, 4, 8, 16} {
-					name := fmt.Sprintf("%d sources", sources)
-					c.Contenders = append(c.Contenders, program.Sum(total, sources))
-					c.Goals = append(c.Goals, experiment.Goal{Of: workload.OfAdd, Figure: 0.9, Contender: name, Limit: limits}, experiment.Goal{Of: workload.HalfShare, Figure: 0.8, Contender: name, Limit: limits})
+					of := program.Sum(total, sources)
+					c.Contenders = append(c.Contenders, of)
+					for _, g := range []experiment.Goal{median(workload.OfAdd, 0.9, limits), median(workload.HalfShare, 0.8, limits)} {
+						g.Contender = of.Name
+						c.Goals = append(c.Goals, g)
+					}
 				}
 				all = append(all, c)
 			}

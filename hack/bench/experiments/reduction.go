@@ -2,7 +2,6 @@ package experiments
 
 import (
 	"fmt"
-	"strings"
 
 	"evenkeel.dev/evenkeel/hack/bench/experiment"
 	"evenkeel.dev/evenkeel/hack/bench/workload"
@@ -10,6 +9,14 @@ import (
 )
 
 const reductionServers = "reduction servers"
+
+// What limits the cases of reduction servers that may miss a goal.
+const (
+	limitsAlgbw   = "the processors, which all hosts share: plain sockets that sum nothing have a row of their own"
+	limitsClients = "the number of clients, each of which sends a GB and receives one. A part is the driver's, which asks 100 times before it sleeps"
+	limitsPolling = "the polling: a thread that never sleeps uses what the processors have left, whatever the plugin does"
+	limitsSmall   = "the processors, too few for 2 clients and a server at a time: the same messages over plain sockets have a row of their own"
+)
 
 // reduction measures reduction servers against a ring, over the same plugin and links.
 func reduction() experiment.Experiment {
@@ -35,9 +42,10 @@ func reduction() experiment.Experiment {
 			}
 			memory := workload.ServerMemory{Jobs: 64, Bound: 256 << 20}
 			return append(all, smallReduction(quick), experiment.Case{
-				Name: "memory", Title: fmt.Sprintf("a server with %d jobs of 2 ranks at a time, bounded to %d MiB", memory.Jobs, memory.Bound>>20), Timeout: workload.ServerMemoryTimeout,
+				Name: "memory", Title: fmt.Sprintf("a server with %d jobs of 2 ranks at a time, bounded to %d MiB", memory.Jobs, memory.Bound>>20),
+				Timeout:    workload.ServerMemoryTimeout,
 				Contenders: []experiment.Contender{memory.Server(reductionServers)}, Headline: workload.ServerBuffers, More: []experiment.Quantity{workload.ServerPeak},
-				Goals: []experiment.Goal{{Of: workload.ServerBuffers, Worst: true, Figure: float64(memory.Bound >> 20)}},
+				Goals: []experiment.Goal{every(workload.ServerBuffers, float64(memory.Bound>>20), "")},
 			})
 		},
 	}
@@ -66,23 +74,25 @@ func star(hosts int, rate netns.Rate, quick bool) experiment.Case {
 	ring.Reference = true
 	// Each byte crosses a client's link once in each direction.
 	limit := netns.PayloadLimit(rate)
-	const limits = "the processors, which all hosts share: plain sockets that sum nothing have a row of their own"
 	c := experiment.Case{
-		Name: fmt.Sprintf("%dand%d-%s", hosts, hosts, strings.ToLower(rate.String())), Title: fmt.Sprintf("%d clients, %d servers, links of %s", hosts, hosts, rate),
-		Load: fmt.Sprintf("vectors of %d MiB", w.Bytes>>20), Network: starOf(2*hosts, rate), Headline: workload.Algbw, More: []experiment.Quantity{workload.ClientsCPU}, Limit: limit,
+		Name:  fmt.Sprintf("%dand%d-%s", hosts, hosts, rate),
+		Title: fmt.Sprintf("%d clients, %d servers, links of %s", hosts, hosts, rate), Load: fmt.Sprintf("vectors of %d MiB", w.Bytes>>20),
+		Network: starOf(2*hosts, rate), Headline: workload.Algbw, More: []experiment.Quantity{workload.ClientsCPU}, Limit: limit,
 		Contenders: []experiment.Contender{
-			w.AllReduce(reductionServers, hosts == 4, "--run-type", "servers"), w.AllReduce(polled, false, "--run-type", "servers", "--driver", "nccl"),
-			w.AllReduce("servers, operations of 512 KiB", false, "--run-type", "servers", "--chunksize", "512K"), ring, w.Plain("plain sockets, no sums"),
+			w.AllReduce(reductionServers, hosts == 4, "--run-type", "servers"),
+			w.AllReduce(polled, false, "--run-type", "servers", "--driver", "nccl"),
+			w.AllReduce("servers, operations of 512 KiB", false, "--run-type", "servers", "--chunksize", "512K"),
+			ring, w.Plain("plain sockets, no sums"),
 		},
-		Goals: []experiment.Goal{{Of: workload.Algbw, Figure: 0.9 * limit, Limit: limits}},
+		Goals: []experiment.Goal{median(workload.Algbw, 0.9*limit, limitsAlgbw)},
 	}
 	if hosts == 4 {
-		c.Goals = append(c.Goals, experiment.Goal{Of: workload.Algbw, Share: 1.3, Limit: limits})
+		c.Goals = append(c.Goals, share(workload.Algbw, 1.3, limitsAlgbw))
 	}
 	if rate == netns.Gbit {
-		c.Goals = append(c.Goals,
-			experiment.Goal{Of: workload.ClientsCPU, Figure: 3, Limit: "the number of clients, each of which sends a GB and receives one. A part is the driver's, which asks 100 times before it sleeps"},
-			experiment.Goal{Of: workload.ClientsCPU, Figure: 3, Contender: polled, Limit: "the polling: a thread that never sleeps uses what the processors have left, whatever the plugin does"})
+		ofPolled := median(workload.ClientsCPU, 3, limitsPolling)
+		ofPolled.Contender = polled
+		c.Goals = append(c.Goals, median(workload.ClientsCPU, 3, limitsClients), ofPolled)
 	}
 	return c
 }
@@ -95,13 +105,13 @@ func smallReduction(quick bool) experiment.Case {
 		w.Operations = 500
 	}
 	return experiment.Case{
-		Name: "small", Title: "all-reduce of 1 KiB, 2 clients, 2 servers, links without a limit", Network: starOf(4, 0), Headline: workload.OperationTime,
+		Name: "small", Title: "all-reduce of 1 KiB, 2 clients, 2 servers, links without a limit",
+		Network: starOf(4, 0), Headline: workload.OperationTime,
 		Notes: []string{"Medians of a run's operations, one after the other; of messages of that size there and back; and, over plain sockets, of the messages of an\n" +
 			"all-reduce: one from each client to a server, which answers when it has both."},
-		Contenders: []experiment.Contender{w.AllReduce(reductionServers, false, "--depth", "1"), w.Messages(two), w.PlainMessages("the same messages over plain sockets")},
-		Goals: []experiment.Goal{{
-			Of: workload.OperationTime, Share: 2, Reference: experiment.Reference{Contender: two},
-			Limit: "the processors, too few for 2 clients and a server at a time: the same messages over plain sockets have a row of their own",
-		}},
+		Contenders: []experiment.Contender{
+			w.AllReduce(reductionServers, false, "--depth", "1"), w.Messages(two), w.PlainMessages("the same messages over plain sockets"),
+		},
+		Goals: []experiment.Goal{shareOf(two, workload.OperationTime, 2, limitsSmall)},
 	}
 }

@@ -9,7 +9,11 @@ import (
 
 // scale measures what thousands of connections cost while they carry nothing.
 func scale() experiment.Experiment {
-	const limitsOpening = "system calls: a pair has 4 flows, each with its options and its place in `epoll`, where NCCL's sockets have 2 ([system calls](polling.md#opening))"
+	const (
+		limitsOpening = "system calls: a pair has 4 flows, each with its options and its place in `epoll`, where NCCL's sockets have 2\n" +
+			"  ([system calls](polling.md#opening))"
+		limitsPorts = "the kernel's search for a free port, which plain sockets need too"
+	)
 	ours := func(pairs, processes int) experiment.Contender {
 		return workload.Connections{Pairs: pairs, Processes: processes}.Plugin(experiment.Ours)
 	}
@@ -19,31 +23,34 @@ func scale() experiment.Experiment {
 	one := func(pairs int) experiment.Contender {
 		return workload.Connections{Pairs: pairs, Processes: 1}.Plugin("Evenkeel, 1 flow", "EVENKEEL_FLOWS=1")
 	}
-	light := experiment.Goal{Of: workload.PairMemory, Figure: 64}
+	light := median(workload.PairMemory, 64, "")
 	oneIsLight := light
-	oneIsLight.Contender = "Evenkeel, 1 flow"
-	few := experiment.Reference{Case: "256-pairs"}
+	oneIsLight.Contender = one(1024).Name
+	linear := share(workload.TimeOfAPair, 1.5, limitsPorts)
+	linear.Reference.Case = "256-pairs"
 	cases := []experiment.Case{
 		{
-			Name: "1024-pairs", Title: "1,024 pairs", Contenders: []experiment.Contender{plain(1024, 1, 2), plain(1024, 1, 4), plain(1024, 1, 1), ours(1024, 1), one(1024)},
+			Name: "1024-pairs", Title: "1,024 pairs",
+			Contenders: []experiment.Contender{plain(1024, 1, 2), plain(1024, 1, 4), plain(1024, 1, 1), ours(1024, 1), one(1024)},
 			Goals: []experiment.Goal{
-				{Of: workload.OpenAndClose, Share: 1.2, Reference: experiment.Reference{Contender: "2 plain sockets"}, Limit: limitsOpening},
-				{Of: workload.PairDescriptors, Figure: 8.01}, light, oneIsLight,
+				shareOf("2 plain sockets", workload.OpenAndClose, 1.2, limitsOpening), median(workload.PairDescriptors, 8.01, ""), light, oneIsLight,
 			},
 		},
 		{Name: "256-pairs", Title: "256 pairs", Contenders: []experiment.Contender{ours(256, 1)}, Goals: []experiment.Goal{light}},
 		{
 			Name: "4000-pairs", Title: "4,000 pairs", Contenders: []experiment.Contender{plain(4000, 1, 4), ours(4000, 1)},
-			Goals: []experiment.Goal{light, {Of: workload.IdleShare, Figure: 0.5}},
+			Goals: []experiment.Goal{light, median(workload.IdleShare, 0.5, "")},
 		},
 		{
 			Name: "10002-pairs", Title: "10,002 pairs of 3 pairs of processes", Contenders: []experiment.Contender{plain(3334, 3, 4), ours(3334, 3)},
-			Goals: []experiment.Goal{light, {Of: workload.TimeOfAPair, Share: 1.5, Reference: few, Limit: "the kernel's search for a free port, which plain sockets need too"}},
+			Goals: []experiment.Goal{light, linear},
 		},
 	}
 	for i := range cases {
 		cases[i].Headline = workload.OpenAndClose
-		cases[i].More = []experiment.Quantity{workload.Opening, workload.Closing, workload.PairDescriptors, workload.PairMemory, workload.IdleShare, workload.Wakeups}
+		cases[i].More = []experiment.Quantity{
+			workload.Opening, workload.Closing, workload.PairDescriptors, workload.PairMemory, workload.IdleShare, workload.Wakeups,
+		}
 	}
 	return experiment.Experiment{
 		Name: "scale", Title: "Connections at scale", Summary: "what thousands of idle connections cost, against plain sockets (20,000 descriptors: ulimit -Hn)",

@@ -102,7 +102,8 @@ func (t *transfer) asCase() experiment.Case {
 		c.Traces = []experiment.Level{{At: t.load.Limit, Label: fmt.Sprintf("%d links", links)}, {At: fault.Remaining, Label: fmt.Sprintf("%d links", links-1)}}
 	}
 	if t.loss > 0 {
-		c.Notes = append(c.Notes, fmt.Sprintf("Each link loses %g %% of the packets at random, in both directions. It carries single packets instead of segments of up to 64 KiB, which takes processor time.", t.loss*100))
+		c.Notes = append(c.Notes, fmt.Sprintf("Each link loses %g %% of the packets at random, in both directions. It carries single packets instead of segments of\n"+
+			"up to 64 KiB, which takes processor time.", t.loss*100))
 		c.SetUp = func(ctx context.Context, lab *netns.Lab) error {
 			for link := range t.network.Links {
 				if err := lab.SetLoss(ctx, link, t.loss); err != nil {
@@ -124,16 +125,19 @@ func transfers(quick bool) []*transfer {
 		shaped, unshaped, margin = 3*time.Second, time.Second, 2*time.Second
 	}
 	equal := netns.Links(netns.Gbit, netns.Gbit, netns.Gbit, netns.Gbit)
+	unequal := netns.Links(netns.Gbit, 700*netns.Mbit, 400*netns.Mbit, 150*netns.Mbit, 50*netns.Mbit)
 	threeLinks := netns.PayloadLimit(netns.Gbit, netns.Gbit, netns.Gbit)
 	big := workload.Transfer{Size: halfMiB, Depth: 8, Connections: 1, Length: shaped}
 	cold, capped, faulty := big, workload.Transfer{Size: 1 << 20, Depth: 4, Connections: 1, Length: shaped}, big
 	cold.Cold, cold.Length = true, 4*time.Second
 	faulty.Length, faulty.Fault = 2*margin+outage, &workload.Fault{Start: margin, Length: outage, Recovery: time.Second, Remaining: threeLinks}
 
-	noDearer := []experiment.Goal{{Of: workload.Rate, Share: 1, Limit: limitsPolled}, {Of: workload.Processor, Share: 1, Limit: limitsPolled}}
+	noDearer := []experiment.Goal{share(workload.Rate, 1, limitsPolled), share(workload.Processor, 1, limitsPolled)}
 	// links has 16 and 4 plain sockets, 16 that are polled, and MPTCP.
 	links := func(name, title string, links []netns.Link, load workload.Transfer, goals ...experiment.Goal) *transfer {
-		return &transfer{name: name, title: title, network: netns.Config{Links: links}, load: load, plain: []int{16, 4}, polled: []int{16}, mptcp: true, goals: goals}
+		return &transfer{
+			name: name, title: title, network: netns.Config{Links: links}, load: load, plain: []int{16, 4}, polled: []int{16}, mptcp: true, goals: goals,
+		}
 	}
 	direct := func(name, title string, load workload.Transfer, plain []int, polled []int, goals ...experiment.Goal) *transfer {
 		load.Length = unshaped
@@ -141,37 +145,43 @@ func transfers(quick bool) []*transfer {
 	}
 	all := []*transfer{
 		links("four-links", "4 links of 1 Gbit/s, chosen by a hash of addresses and ports, from the first byte on", equal, cold,
-			experiment.Goal{Of: workload.Rate, Figure: 0.46, Limit: limitsStart}, experiment.Goal{Of: workload.Rate, Worst: true, Figure: 0.44, Limit: limitsStart},
-			experiment.Goal{Of: workload.RiseTime, Figure: 0.5, Limit: limitsStart}, experiment.Goal{Of: workload.Processor, Figure: 1.3, Limit: limitsProcessor}),
+			median(workload.Rate, 0.46, limitsStart), every(workload.Rate, 0.44, limitsStart),
+			median(workload.RiseTime, 0.5, limitsStart), median(workload.Processor, 1.3, limitsProcessor)),
 		links("slow-link", "4 links, three of 1 Gbit/s and one of 200 Mbit/s", netns.Links(netns.Gbit, netns.Gbit, netns.Gbit, 200*netns.Mbit), big,
-			experiment.Goal{Of: workload.Rate, Figure: 0.34}, experiment.Goal{Of: workload.Rate, Worst: true, Figure: 0.28}),
+			median(workload.Rate, 0.34, ""), every(workload.Rate, 0.28, "")),
 		{
 			name: "capped-flows", title: "connections capped: three at 400 Mbit/s, one at 100 Mbit/s",
 			network: netns.Config{FlowRates: []netns.Rate{400 * netns.Mbit, 400 * netns.Mbit, 400 * netns.Mbit, 100 * netns.Mbit}},
-			load:    capped, plain: []int{4}, goals: []experiment.Goal{{Of: workload.Rate, Figure: 1.15 / 8}},
+			load:    capped, plain: []int{4}, goals: []experiment.Goal{median(workload.Rate, 1.15/8, "")},
 		},
-		ofSum("unequal-links", "5 links of 1,000, 700, 400, 150 and 50 Mbit/s", netns.Links(netns.Gbit, 700*netns.Mbit, 400*netns.Mbit, 150*netns.Mbit, 50*netns.Mbit), big, links),
+		links("unequal-links", "5 links of 1,000, 700, 400, 150 and 50 Mbit/s", unequal, big, ofSum(unequal)...),
 	}
 	for _, count := range []int{3, 4, 6} {
 		drawn := drawnLinks(count)
-		all = append(all, ofSum("links-"+mbits(drawn, "-", "-"), fmt.Sprintf("%d links of %s Mbit/s, drawn at random", count, mbits(drawn, ", ", " and ")), drawn, big, links))
+		title := fmt.Sprintf("%d links of %s Mbit/s, drawn at random", count, mbits(drawn, ", ", " and "))
+		all = append(all, links("links-"+mbits(drawn, "-", "-"), title, drawn, big, ofSum(drawn)...))
 	}
-	lossy := links("lossy-links", "4 links of 1 Gbit/s, each of which loses half a per cent of the packets", equal, big, experiment.Goal{Of: workload.Rate, Figure: 0.43, Limit: limitsLoss})
+	lossy := links("lossy-links", "4 links of 1 Gbit/s, each of which loses half a per cent of the packets", equal, big,
+		median(workload.Rate, 0.43, limitsLoss))
 	lossy.loss = 0.005
-	silent := links("silent-link", "4 links of 1 Gbit/s, one of them silent for 5 s", equal, faulty, experiment.Goal{Of: workload.Rate, Worst: true, Figure: 0.9 * threeLinks})
+	silent := links("silent-link", "4 links of 1 Gbit/s, one of them silent for 5 s", equal, faulty, every(workload.Rate, 0.9*threeLinks, ""))
 	silent.plain = []int{16}
+	four, small := workload.Transfer{Size: halfMiB, Depth: 8, Connections: 4}, workload.Transfer{Size: 8 << 10, Depth: 8, Connections: 1}
+	bothWays := workload.Transfer{Size: eighthMiB, Depth: 8, Connections: 8, BothWays: true}
+	pingPong := workload.Transfer{Size: 8, Depth: 1, Connections: 1, PingPong: true}
+	idle := workload.Transfer{Size: 8 << 10, Depth: 1, Connections: 64, Idle: true}
+	one := []int{1}
 	all = append(all, lossy, silent,
-		direct("one-connection", "unshaped, 1 connection", big, []int{1}, []int{1}, noDearer...),
-		direct("four-connections", "unshaped, 4 connections", workload.Transfer{Size: halfMiB, Depth: 8, Connections: 4}, []int{4}, []int{1}, noDearer...),
-		direct("small-messages", "unshaped, 1 connection, 8 KiB messages", workload.Transfer{Size: 8 << 10, Depth: 8, Connections: 1}, []int{1}, []int{1}, experiment.Goal{Of: workload.Rate, Share: 1}),
-		direct("both-ways", "unshaped, 8 connections both ways, 128 KiB messages", workload.Transfer{Size: eighthMiB, Depth: 8, Connections: 8, BothWays: true}, nil, []int{1}, noDearer[:1]...),
-		direct("ping-pong", "8 bytes there and back", workload.Transfer{Size: 8, Depth: 1, Connections: 1, PingPong: true}, []int{1}, nil, experiment.Goal{Of: workload.RoundTrip, Share: 1.2, Limit: limitsRoundTrip}),
-		direct("idle-connections", "64 connections open and not used", workload.Transfer{Size: 8 << 10, Depth: 1, Connections: 64, Idle: true}, nil, nil,
-			experiment.Goal{Of: workload.IdleUse, Worst: true, Figure: 0.5}, experiment.Goal{Of: workload.Threads, Worst: true, Figure: 4}),
+		direct("one-connection", "unshaped, 1 connection", big, one, one, noDearer...),
+		direct("four-connections", "unshaped, 4 connections", four, []int{4}, one, noDearer...),
+		direct("small-messages", "unshaped, 1 connection, 8 KiB messages", small, one, one, share(workload.Rate, 1, "")),
+		direct("both-ways", "unshaped, 8 connections both ways, 128 KiB messages", bothWays, nil, one, noDearer[:1]...),
+		direct("ping-pong", "8 bytes there and back", pingPong, one, nil, share(workload.RoundTrip, 1.2, limitsRoundTrip)),
+		direct("idle-connections", "64 connections open and not used", idle, nil, nil, every(workload.IdleUse, 0.5, ""), every(workload.Threads, 4, "")),
 	)
 	for _, connections := range []int{64, 512, 1024} {
 		all = append(all, direct(fmt.Sprintf("%d-connections", connections), fmt.Sprintf("unshaped, %d connections, 64 KiB messages", connections),
-			workload.Transfer{Size: 64 << 10, Depth: 8, Connections: connections}, nil, []int{1}, noDearer...))
+			workload.Transfer{Size: 64 << 10, Depth: 8, Connections: connections}, nil, one, noDearer...))
 	}
 	for _, of := range all {
 		of.load.Limit = netns.PayloadLimit(rates(of.network)...)
@@ -179,10 +189,10 @@ func transfers(quick bool) []*transfer {
 	return all
 }
 
-// ofSum is a transfer on links of any rates, whose goals are shares of their sum.
-func ofSum(name, title string, links []netns.Link, load workload.Transfer, of func(string, string, []netns.Link, workload.Transfer, ...experiment.Goal) *transfer) *transfer {
+// ofSum are the goals on links of any rates.
+func ofSum(links []netns.Link) []experiment.Goal {
 	sum := netns.PayloadLimit(rates(netns.Config{Links: links})...)
-	return of(name, title, links, load, experiment.Goal{Of: workload.Rate, Figure: 0.93 * sum, Limit: limitsDrawn}, experiment.Goal{Of: workload.Rate, Worst: true, Figure: 0.88 * sum, Limit: limitsDrawn})
+	return []experiment.Goal{median(workload.Rate, 0.93*sum, limitsDrawn), every(workload.Rate, 0.88*sum, limitsDrawn)}
 }
 
 // drawnLinks are links of rates between 50 Mbit/s and 1 Gbit/s, the fastest first. They are always the same.

@@ -29,6 +29,7 @@ type Plugin struct {
 type Runner struct {
 	Experiment experiment.Experiment
 	Only       *regexp.Regexp // names of cases; nil for all
+	Fresh      bool           // the selected cases are measured anew
 	Rounds     int
 	Programs   experiment.Programs
 	Plugins    []Plugin
@@ -160,15 +161,15 @@ func (r *Runner) measure(ctx context.Context, c experiment.Case, q *quiet) (err 
 	return nil
 }
 
-// keep drops the samples of a case that were measured with another setting, or with another library under the same name. It keeps those
-// of a plugin that was given before and is not now.
+// keep drops the samples of a case that were measured with another setting, or with another library under the same name, and all
+// where they are to be fresh. It keeps those of a plugin that was given before and is not now.
 func (r *Runner) keep(c experiment.Case, contenders []contender) error {
 	kept := slices.DeleteFunc(slices.Clone(r.Store.Samples), func(s experiment.Sample) bool {
 		if s.Case != c.Name {
 			return false
 		}
 		at := slices.IndexFunc(contenders, func(of contender) bool { return of.Name == s.Contender })
-		return s.Setting != r.Setting || at >= 0 && contenders[at].library != s.Library
+		return r.Fresh || s.Setting != r.Setting || at >= 0 && contenders[at].library != s.Library
 	})
 	if len(kept) == len(r.Store.Samples) {
 		return nil

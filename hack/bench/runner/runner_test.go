@@ -104,6 +104,17 @@ func TestTurnsRotateFromRoundToRound(t *testing.T) {
 	}
 }
 
+func TestFreshRunMeasuresTheSelectedCasesAnew(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "fake.jsonl")
+	newBench(t, path).run(t)
+	b := newBench(t, path)
+	b.Only, b.Fresh = regexp.MustCompile("two"), true
+	b.run(t)
+	if len(b.ran) != 6 || len(b.Store.Samples) != 15 {
+		t.Errorf("%d runs and %d samples, want 6 and 15", len(b.ran), len(b.Store.Samples))
+	}
+}
+
 // runs are the runs of the samples, sorted.
 func runs(samples []experiment.Sample) []string {
 	var all []string
