@@ -40,6 +40,8 @@ type Case struct {
 	Network *netns.Config
 	// Anew makes the network of each run new, so that its connections have other ports.
 	Anew bool
+	// Once is whether one round is enough, as nothing varies.
+	Once bool
 	// SetUp configures the network, where that is needed.
 	SetUp func(ctx context.Context, lab *netns.Lab) error
 

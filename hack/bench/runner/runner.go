@@ -116,17 +116,20 @@ func (r *Runner) measure(ctx context.Context, c experiment.Case, q *quiet) (err 
 	if err := r.keep(c, contenders); err != nil {
 		return err
 	}
-	n := len(contenders)
+	rounds, n := r.Rounds, len(contenders)
+	if c.Once {
+		rounds = 1
+	}
 	type turn struct{ round, position int }
 	var turns []turn
-	for round := range r.Rounds {
+	for round := range rounds {
 		for position := range n {
 			if !r.has(c.Name, contenders[(position+round)%n].Name, round) {
 				turns = append(turns, turn{round, position})
 			}
 		}
 	}
-	fmt.Fprintf(r.Out, "\n%s: %s, %d of %d runs are there\n", c.Name, c.Title, r.Rounds*n-len(turns), r.Rounds*n)
+	fmt.Fprintf(r.Out, "\n%s: %s, %d of %d runs are there\n", c.Name, c.Title, rounds*n-len(turns), rounds*n)
 	if len(turns) == 0 {
 		return nil
 	}
@@ -156,7 +159,7 @@ func (r *Runner) measure(ctx context.Context, c experiment.Case, q *quiet) (err 
 		if err := r.Store.Append(sample); err != nil {
 			return err
 		}
-		fmt.Fprintf(r.Out, "  %2d of %d  %-40s %s\n", t.round+1, r.Rounds, of.Name, line(c, sample))
+		fmt.Fprintf(r.Out, "  %2d of %d  %-40s %s\n", t.round+1, rounds, of.Name, line(c, sample))
 	}
 	return nil
 }

@@ -215,6 +215,20 @@ func TestOtherSettingMeasuresSelectedCasesAnew(t *testing.T) {
 	}
 }
 
+func TestCaseThatDoesNotVaryRunsOnce(t *testing.T) {
+	b := newBench(t, filepath.Join(t.TempDir(), "fake.jsonl"))
+	cases := b.Experiment.Cases
+	b.Experiment.Cases = func(quick bool) []experiment.Case {
+		all := cases(quick)
+		all[0].Once = true
+		return all
+	}
+	b.run(t)
+	if got := len(b.Store.Samples); got != 3+6 {
+		t.Errorf("%d samples, want 3 of the case that runs once, and 6", got)
+	}
+}
+
 func TestFailureIsPartOfTheResult(t *testing.T) {
 	b := newBench(t, filepath.Join(t.TempDir(), "fake.jsonl"))
 	b.failed = "static"

@@ -71,12 +71,6 @@ func vectors(flags []string) string {
 	return ""
 }
 
-// Comparable reports whether results of both machines may stand on one page. Their load may differ.
-func (m Machine) Comparable(other Machine) bool {
-	m.Load, other.Load = 0, 0
-	return m == other
-}
-
 // String is the machine in words, for a results page.
 func (m Machine) String() string {
 	processor := m.Processor

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime/debug"
 	"slices"
@@ -67,32 +66,6 @@ func (s Source) String() string {
 		text += ", by `" + s.Command + "`"
 	}
 	return text
-}
-
-// Since is a command that shows how the folders have changed since, in a sentence.
-func (s Source) Since(folders ...string) string {
-	commit, _, _ := strings.Cut(s.Commit, ",")
-	return fmt.Sprintf("What has changed since in the code that it measures: `git log --oneline %s.. -- %s`.", commit, strings.Join(folders, " "))
-}
-
-// Outdated names the sources since which the folders have changed, up to the present commit, in a sentence. It is empty where
-// there are none.
-func Outdated(ctx context.Context, root string, sources []Source, folders ...string) string {
-	var commits []string
-	for _, s := range sources {
-		commit, _, _ := strings.Cut(s.Commit, ",")
-		args := append([]string{"-C", root, "diff", "--quiet", commit, "HEAD", "--"}, folders...)
-		if !slices.Contains(commits, commit) && exec.CommandContext(ctx, "git", args...).Run() != nil {
-			commits = append(commits, commit)
-		}
-	}
-	switch len(commits) {
-	case 0:
-		return ""
-	case 1:
-		return fmt.Sprintf("Taken at commit %s; the code it measures has changed since.", commits[0])
-	}
-	return fmt.Sprintf("Taken at commits %s; the code they measure has changed since.", strings.Join(commits, ", "))
 }
 
 // A Table is a table of Markdown, and of text.

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"encoding/json"
+	"fmt"
 	"os"
 	"syscall"
 
@@ -25,6 +27,25 @@ func enterCommand() *cobra.Command {
 			}
 			// The process becomes the command, so that a signal reaches it.
 			return syscall.Exec(inside.Path, inside.Args, os.Environ())
+		},
+	}
+}
+
+// rdmaCommand measures in a virtual machine, and prints the figure.
+func rdmaCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: workload.RDMACommand + " RUN", Hidden: true, Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var r workload.RDMARun
+			if err := json.Unmarshal([]byte(args[0]), &r); err != nil {
+				return fmt.Errorf("what is to be measured: %w", err)
+			}
+			value, err := r.Measure(cmd.Context())
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), value)
+			return err
 		},
 	}
 }

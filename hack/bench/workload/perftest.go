@@ -1,4 +1,4 @@
-package main
+package workload
 
 import (
 	"context"
@@ -15,7 +15,7 @@ const perftestTries = 3
 var errNoFigure = errors.New("no result")
 
 // runPerftest measures a case by one of perftest's programs.
-func runPerftest(ctx context.Context, c benchCase, program string) (value float64, err error) {
+func runPerftest(ctx context.Context, c RDMA, program string) (value float64, err error) {
 	for range perftestTries {
 		if value, err = perftestOnce(ctx, c, program); !errors.Is(err, errNoFigure) {
 			break
@@ -24,8 +24,8 @@ func runPerftest(ctx context.Context, c benchCase, program string) (value float6
 	return value, err
 }
 
-func perftestOnce(ctx context.Context, c benchCase, program string) (float64, error) {
-	ctx, cancel := context.WithTimeout(ctx, caseTimeout)
+func perftestOnce(ctx context.Context, c RDMA, program string) (float64, error) {
+	ctx, cancel := context.WithTimeout(ctx, rdmaTimeout)
 	defer cancel()
 	port, err := freePort()
 	if err != nil {
@@ -37,7 +37,7 @@ func perftestOnce(ctx context.Context, c benchCase, program string) (float64, er
 	}
 	listener := pinned(ctx, receiverCPU, program, append([]string{"-d", server}, args...)...)
 	connector := pinned(ctx, senderCPU, program, append(append([]string{"-d", client}, args...), serverAddress)...)
-	text, err := runPair(ctx, listener, connector, func(ctx context.Context) error { return awaitListener(ctx, port) }, connector)
+	text, err := runPair(ctx, listener, connector, func(ctx context.Context) error { return awaitPort(ctx, port) }, connector)
 	if err != nil {
 		return 0, err
 	}

@@ -1,4 +1,4 @@
-package main
+package workload
 
 import (
 	"bytes"
@@ -51,8 +51,8 @@ func freePort() (int, error) {
 	return listener.Addr().(*net.TCPAddr).Port, nil
 }
 
-// awaitListener waits until a program listens at a port. It does not connect, as perftest accepts one connection only.
-func awaitListener(ctx context.Context, port int) error {
+// awaitPort waits until a program listens at a port. It does not connect, as perftest accepts one connection only.
+func awaitPort(ctx context.Context, port int) error {
 	wanted := fmt.Sprintf(":%04X", port)
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
