@@ -64,11 +64,11 @@ func (r *Runner) Run(ctx context.Context) (err error) {
 		return fmt.Errorf("--only %q matches no case of %s: it has %s", r.Only, r.Experiment.Name, strings.Join(names, ", "))
 	}
 	if r.Experiment.Open != nil {
-		done, err := r.Experiment.Open(ctx, r.Out)
-		if err != nil {
-			return fmt.Errorf("%s: %w", r.Experiment.Name, err)
+		end, failure := r.Experiment.Open(ctx, r.Out)
+		if failure != nil {
+			return fmt.Errorf("%s: %w", r.Experiment.Name, failure)
 		}
-		defer func() { err = errors.Join(err, done()) }()
+		defer func() { err = errors.Join(err, end()) }()
 	}
 	machineIsQuiet := &quiet{probe: r.Probe, clock: r.Clock, left: r.Wait}
 	for _, c := range cases {

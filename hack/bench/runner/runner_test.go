@@ -104,6 +104,16 @@ func TestTurnsRotateFromRoundToRound(t *testing.T) {
 	}
 }
 
+func TestWhatAnExperimentLeavesOpenIsAnError(t *testing.T) {
+	b := newBench(t, filepath.Join(t.TempDir(), "fake.jsonl"))
+	b.Experiment.Open = func(context.Context, io.Writer) (func() error, error) {
+		return func() error { return errors.New("the lab is still there") }, nil
+	}
+	if err := b.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "the lab is still there") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
 func TestFreshRunMeasuresTheSelectedCasesAnew(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fake.jsonl")
 	newBench(t, path).run(t)
