@@ -44,8 +44,8 @@ func setEnvironment() error {
 	return nil
 }
 
-// usualParallel is how many jobs run at a time: one that computes, and one that waits.
-const usualParallel = 2
+// usualParallel is how many jobs run at a time: one that computes, and two that wait.
+const usualParallel = 3
 
 func rootCommand() *cobra.Command {
 	usual := names(stages)

@@ -58,38 +58,36 @@ type rdmaProgram struct {
 // rdmaTimeout is that of one program. The virtual machine may take longer to start and to end.
 const rdmaTimeout = 10 * time.Minute
 
-// rdma runs the tests that need the lab. If the machine cannot have it, each row of the table counts as a skipped test.
-func rdma(ctx context.Context, t *task) error {
-	if t.skippedLab("rdma kernel", len(rdmaTests)) {
-		return nil
-	}
-	var topologies []vm.Topology
-	programs := map[vm.Topology][]rdmaProgram{}
-	for _, tests := range rdmaTests {
-		if programs[tests.topology] == nil {
-			topologies = append(topologies, tests.topology)
-		}
-		for _, target := range tests.targets {
-			test, err := t.rust.Test(target)
-			if err != nil {
-				return err
+// rdma runs the tests that need the lab with a topology. If the machine cannot have it, each row of the table counts as a skipped test.
+func rdma(topology vm.Topology) func(context.Context, *task) error {
+	return func(ctx context.Context, t *task) error {
+		var programs []rdmaProgram
+		rows := 0
+		for _, tests := range rdmaTests {
+			if tests.topology != topology {
+				continue
 			}
-			programs[tests.topology] = append(programs[tests.topology], rdmaProgram{
-				name: test.Package + " " + target, dir: filepath.Join(t.root, "plugin", test.Package),
-				environment: append([]string{results.RustEnvironment}, tests.environment...),
-				command:     slices.Concat([]string{test.Path}, tests.run, results.RustArguments),
-			})
+			rows++
+			for _, target := range tests.targets {
+				test, err := t.rust.Test(target)
+				if err != nil {
+					return err
+				}
+				programs = append(programs, rdmaProgram{
+					name: test.Package + " " + target, dir: filepath.Join(t.root, "plugin", test.Package),
+					environment: append([]string{results.RustEnvironment}, tests.environment...),
+					command:     slices.Concat([]string{test.Path}, tests.run, results.RustArguments),
+				})
+			}
 		}
-	}
-	for _, topology := range topologies {
-		timeout := time.Duration(len(programs[topology])) * rdmaTimeout
-		cmd := child.Command(ctx, t.work, t.rdmaLab, "--topology", string(topology), "--timeout", timeout.String(), "--", "bash", "-c", rdmaScript(programs[topology]))
-		t.parse(ctx, cmd, &rdmaParser{task: t, programs: programs[topology]})
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
+		if t.skippedLab("rdma kernel", rows) {
+			return nil
 		}
+		timeout := time.Duration(len(programs)) * rdmaTimeout
+		cmd := child.Command(ctx, t.work, t.rdmaLab, "--topology", string(topology), "--timeout", timeout.String(), "--", "bash", "-c", rdmaScript(programs))
+		t.parse(ctx, cmd, &rdmaParser{task: t, programs: programs})
+		return context.Cause(ctx)
 	}
-	return nil
 }
 
 // rdmaMark begins a line between the outputs of two programs: "start", or "end" and the exit status.

@@ -78,7 +78,7 @@ func TestProgramsInOneMachineAreToldApart(t *testing.T) {
 	programs := []rdmaProgram{
 		printing("a", suite("one", "ok")+"no end of line", "0"), printing("b", suite("two", "failed"), "101"), printing("c", "cannot start\n", "127"),
 	}
-	job := s.job("rdma tests", "rdma", schedule.Busy, nil, nil, nil, func(ctx context.Context, t *task) error {
+	job := s.job("rdma pair", "rdma", schedule.Busy, nil, nil, nil, func(ctx context.Context, t *task) error {
 		t.parse(ctx, exec.CommandContext(ctx, "bash", "-c", rdmaScript(programs)), &rdmaParser{task: t, programs: programs})
 		return nil
 	})
@@ -96,7 +96,7 @@ func TestProgramsInOneMachineAreToldApart(t *testing.T) {
 
 func TestProgramsOfAMachineThatEndsEarlyFail(t *testing.T) {
 	s, _ := testSession(t)
-	job := s.job("rdma tests", "rdma", schedule.Busy, nil, nil, nil, func(_ context.Context, t *task) error {
+	job := s.job("rdma pair", "rdma", schedule.Busy, nil, nil, nil, func(_ context.Context, t *task) error {
 		p := &rdmaParser{task: t, programs: []rdmaProgram{{name: "a"}, {name: "b"}, {name: "c"}}}
 		for line := range strings.Lines(rdmaMark + "start\n" + suite("one", "ok") + rdmaMark + "end 0\n" + rdmaMark + "start\n") {
 			p.Line(line)

@@ -14,6 +14,7 @@ import (
 	"evenkeel.dev/evenkeel/hack/ci/lint"
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 	"evenkeel.dev/evenkeel/hack/internal/cargo"
+	"evenkeel.dev/evenkeel/hack/lab/rdma/vm"
 )
 
 // A stage is one layer of tests.
@@ -103,7 +104,7 @@ var stages = []stage{
 		root:  true,
 		parts: []part{
 			// They check that nothing remains on the machine, and measure.
-			{name: "labs", needs: []string{"images", "lab tests"}, weight: schedule.Waits, apart: []string{"cluster tools", "rdma lab", "rdma tests", "rccl"}, run: func(ctx context.Context, t *task) error {
+			{name: "labs", needs: []string{"images", "lab tests"}, weight: schedule.Waits, apart: []string{"cluster tools", "rdma lab", "rdma pair", "rdma rails", "rccl"}, run: func(ctx context.Context, t *task) error {
 				return t.runGo(ctx, "lab tests", 45*time.Minute, nil)
 			}},
 			{name: "local", needs: []string{"cluster tools", "local cluster tests"}, weight: schedule.Waits, apart: []string{"e2e labs"}, run: func(ctx context.Context, t *task) error {
@@ -153,7 +154,9 @@ var stages = []stage{
 		about: "verbs on soft-RoCE in a virtual machine",
 		parts: []part{
 			{name: "lab", needs: []string{"rdma kernel", "rdma lab tests"}, run: rdmaLab},
-			{name: "tests", needs: []string{"rdma kernel", "rust tests"}, run: rdma},
+			{name: "pair", needs: []string{"rdma kernel", "rust tests"}, run: rdma(vm.Pair)},
+			// It waits for the ends of ports' outages.
+			{name: "rails", needs: []string{"rdma kernel", "rust tests"}, weight: schedule.Waits, run: rdma(vm.Rails)},
 		},
 	},
 	{
