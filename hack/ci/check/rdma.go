@@ -29,7 +29,7 @@ var rdmaTests = []struct {
 	{targets: []string{"evenkeel_transport"}, topology: vm.Rails, run: []string{"rdma::failover", "--include-ignored", "--test-threads", "1", "--skip", "fused_tests"}},
 	{targets: []string{"evenkeel_transport"}, topology: vm.Rails, run: []string{"rdma::failover::fused_tests", "--include-ignored", "--test-threads", "1"}},
 	// Tests that are ignored here are part of other tests.
-	{targets: []string{"abi"}, topology: vm.Pair, run: []string{"messages::", "polled_lines::polled_lines_are_right_when_their_flags_are", "tables::", "close::both", "lifecycle::library", "lifecycle::finalize", "lifecycle::communicators", "lifecycle::one_flow", "lifecycle::thousand", "fork::fork_amid", "peer_death::killed", "peer_death::messages", "handshake::closed", "handshake::many", "collnet::all_reduce", "collnet::requests", "collnet::lost"}},
+	{targets: []string{"abi"}, topology: vm.Pair, run: []string{"messages::", "polled_lines::polled_lines_are_right_when_their_flags_are", "tables::", "close::both", "lifecycle::library", "lifecycle::finalize", "lifecycle::communicators", "lifecycle::one_flow", "lifecycle::closed", "fork::fork_amid", "peer_death::killed", "peer_death::messages", "handshake::closed", "handshake::many", "collnet::all_reduce", "collnet::requests", "collnet::lost"}},
 	{targets: []string{"abi"}, topology: vm.Pair, run: []string{"gpu_memory::offered", "traffic_class::marks", "registrations::messages", "devices::rdma_ports", "--include-ignored"}},
 	// Its kernel has TLS, which most machines' lacks.
 	{
