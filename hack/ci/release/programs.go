@@ -28,7 +28,7 @@ func (r *release) kubectlPlugin(ctx context.Context) error {
 training job got and what it waits for. "kubectl evenkeel doctor" says what is wrong with a
 cluster before and after Evenkeel is installed.
 `
-	builder := artifacts.Builder{Stamp: true, Progress: r.progress}
+	builder := artifacts.Builder{Stamp: true, Quick: r.quick, Progress: r.progress}
 	for _, platform := range r.desktops {
 		goos, goarch, _ := strings.Cut(platform, "/")
 		r.report("building %s for %s", pluginProgram, platform)

@@ -27,6 +27,7 @@ type release struct {
 	desktops                     []string // of kubectl's plugin
 	ncclTests                    string   // a folder with the source of nccl-tests, or withoutTests; empty: it is fetched
 	dirty                        bool
+	quick                        bool // tests: see [artifacts.Builder]
 	progress                     io.Writer
 
 	root, folder string    // the checkout, and where the files go

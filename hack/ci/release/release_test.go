@@ -246,7 +246,7 @@ func TestKubectlPluginIsReproducible(t *testing.T) {
 	for range 2 {
 		r := checkout(t)
 		r.folder, r.downloads, r.made, r.progress = t.TempDir(), "https://downloads.example.com", time.Unix(1700000000, 0), io.Discard
-		r.desktops = []string{"linux/" + runtime.GOARCH} // others take minutes to compile
+		r.desktops, r.quick = []string{"linux/" + runtime.GOARCH}, true // others take minutes to compile
 		if err := os.MkdirAll(filepath.Join(r.root, "dist"), 0o755); err != nil {
 			t.Fatal(err)
 		}
