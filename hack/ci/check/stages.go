@@ -73,7 +73,7 @@ var stages = []stage{
 			// The fuzz targets are a workspace of their own. They run elsewhere, and are to compile here.
 			{name: "fuzz", needs: []string{"rust tests"}, run: func(ctx context.Context, t *task) error {
 				began := t.console.now()
-				err := t.command(ctx, filepath.Join(t.root, "plugin"), "cargo", "check", "--locked", "--manifest-path", "fuzz/Cargo.toml", "--lib", "--bins", "--target-dir", "target", "--quiet")
+				err := t.command(ctx, filepath.Join(t.root, "plugin"), "cargo", "check", "--locked", "--no-default-features", "--manifest-path", "fuzz/Cargo.toml", "--lib", "--bins", "--target-dir", "target", "--quiet")
 				if err != nil {
 					return err
 				}
