@@ -48,6 +48,7 @@ type Case struct {
 	Contenders []Contender
 	Headline   Quantity   // of the table, the drawing, and the comparison
 	More       []Quantity // in further columns
+	Sweep      *Sweep     // of the headline; nil where a run measures it once
 	Limit      float64    // of the headline, by the network; zero if only the processors limit it
 	Goals      []Goal
 	// Traces draws each run over time, with these levels, in place of a dot for each run.

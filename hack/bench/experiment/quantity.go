@@ -47,7 +47,11 @@ type Goal struct {
 	Reference Reference
 	// Contender is by default the experiment's subject.
 	Contender string
-	Limit     string // what is known of why it is missed
+	// From and To bound the points of a sweep that the goal is about; without To there is no upper bound.
+	From, To float64
+	// Points is the share of those points at which the goal has to be reached; all of them if zero.
+	Points float64
+	Limit  string // what is known of why it is missed
 }
 
 // A Reference is a contender of a case, of the goal's own if there is none. An empty contender of another case is the subject.

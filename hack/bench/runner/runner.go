@@ -251,7 +251,7 @@ func line(c experiment.Case, s experiment.Sample) string {
 		return "FAILED: " + s.Failure
 	}
 	var words []string
-	all := append([]experiment.Quantity{c.Headline}, c.More...)
+	all := append(c.Headlines(), c.More...)
 	for _, q := range all[:min(len(all), shownQuantities)] {
 		if value, ok := s.Value(q); ok {
 			words = append(words, q.Title+" "+q.Format(value))

@@ -91,6 +91,7 @@ type caseView struct {
 	Title, Load, Drawing string
 	RunDrawing, Runner   string // what one run has drawn itself, and whose
 	Notes, Failures      []string
+	Sweeps               []sweepTable
 	Runs                 Table
 	ProcessorsAreLimit   bool
 }
@@ -117,7 +118,7 @@ func (r Results) view() view {
 		v.Cases = append(v.Cases, caseView{
 			RunDrawing: file, Runner: runner,
 			Title: c.Title, Load: strings.Join(load, "; "), Drawing: r.drawing(c), Notes: c.Notes,
-			Runs: c.table(), Failures: c.failed(), ProcessorsAreLimit: c.processorsAreLimit(),
+			Sweeps: c.sweepTables(), Runs: c.table(), Failures: c.failed(), ProcessorsAreLimit: c.processorsAreLimit(),
 		})
 	}
 	return v
@@ -181,28 +182,32 @@ func (r Results) quiet() string {
 // losses names the cases that the subject loses, and those of which that cannot be told.
 func (r Results) losses() []string {
 	var lost, unknown []string
-	compared := 0
+	compared, swept := 0, ""
 	for _, c := range r.cases {
-		q := c.Headline
 		ours := c.find(c.subject)
-		rival, ok := c.best(q, func(s series) bool { return s.rival && s.name != c.subject })
-		if !ok || len(ours.values(q)) == 0 {
-			continue
-		}
-		compared++
-		ratio := ours.over(rival, q)
-		text := fmt.Sprintf("%s (%s: %s, %s: %s, ratio %s)", c.Title, rival.name, q.Format(stats.Median(rival.values(q))),
-			c.subject, q.Format(stats.Median(ours.values(q))), ratio)
-		switch ratio.Verdict(q.LowerIsBetter) {
-		case stats.Worse:
-			lost = append(lost, text)
-		case stats.CannotTell:
-			unknown = append(unknown, text)
+		for i, q := range c.Headlines() {
+			rival, ok := c.bestRival(q)
+			if !ok || len(ours.values(q)) == 0 {
+				continue
+			}
+			compared++
+			if c.Sweep != nil {
+				swept = ", each point of a sweep counted as one"
+			}
+			ratio := ours.over(rival, q)
+			text := fmt.Sprintf("%s (%s: %s, %s: %s, ratio %s)", c.Title+c.at(i), rival.name, q.Format(stats.Median(rival.values(q))),
+				c.subject, q.Format(stats.Median(ours.values(q))), ratio)
+			switch ratio.Verdict(q.LowerIsBetter) {
+			case stats.Worse:
+				lost = append(lost, text)
+			case stats.CannotTell:
+				unknown = append(unknown, text)
+			}
 		}
 	}
 	var lines []string
 	if compared > 0 {
-		lines = append(lines, fmt.Sprintf("%s loses to the best of the others in %d of %s", r.of.SubjectName(), len(lost), count(compared, "case"))+list(lost))
+		lines = append(lines, fmt.Sprintf("%s loses to the best of the others in %d of %s%s", r.of.SubjectName(), len(lost), count(compared, "case"), swept)+list(lost))
 	}
 	if len(unknown) > 0 {
 		lines = append(lines, fmt.Sprintf("It cannot be told which is better in %s", count(len(unknown), "case"))+list(unknown))
@@ -252,11 +257,14 @@ func (r Results) limits() []string {
 	return lines
 }
 
-// table has a row for each contender. The ratio is the subject's to it.
+// table has a row for each contender. The ratio is the subject's to it. The headline of a sweep has tables of its own.
 func (c caseResult) table() Table {
 	q := c.Headline
-	t := Table{Heading: []string{"contender", q.Title + ", median", "worst", "best", "spread"}}
-	compare := len(c.series) > 1 && len(c.find(c.subject).runs) > 0
+	t := Table{Heading: []string{"contender"}}
+	if c.Sweep == nil {
+		t.Heading = append(t.Heading, q.Title+", median", "worst", "best", "spread")
+	}
+	compare := c.Sweep == nil && len(c.series) > 1 && len(c.find(c.subject).runs) > 0
 	if compare {
 		t.Heading = append(t.Heading, c.subject+" over it", c.subject+" is")
 	}
@@ -265,16 +273,19 @@ func (c caseResult) table() Table {
 	}
 	t.Heading = append(t.Heading, "processors in all")
 	for _, s := range c.series {
-		values := s.values(q)
+		values := s.values(c.Headlines()[0])
 		if len(values) == 0 {
 			t.Add(s.name, "all runs failed")
 			continue
 		}
-		low, high := slices.Min(values), slices.Max(values)
-		if q.LowerIsBetter {
-			low, high = high, low
+		cells := []string{s.name}
+		if c.Sweep == nil {
+			low, high := slices.Min(values), slices.Max(values)
+			if q.LowerIsBetter {
+				low, high = high, low
+			}
+			cells = append(cells, q.Format(stats.Median(values)), q.Format(low), q.Format(high), stats.Spread(values))
 		}
-		cells := []string{s.name, q.Format(stats.Median(values)), q.Format(low), q.Format(high), stats.Spread(values)}
 		if compare {
 			ratio, verdict := "", ""
 			if s.name != c.subject {
@@ -327,6 +338,9 @@ func (c caseResult) processorsAreLimit() bool {
 
 // draw draws a case: each run a dot, or each run a line over time.
 func (c caseResult) draw() []byte {
+	if c.Sweep != nil {
+		return c.drawSweep()
+	}
 	if len(c.Traces) > 0 {
 		chart := plot.Lines{Title: Capital(c.Title), X: "seconds", Y: c.Headline.Unit}
 		for _, level := range c.Traces {

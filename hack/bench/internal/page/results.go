@@ -154,11 +154,11 @@ func (r Results) goals() []goalResult {
 }
 
 func (r Results) goal(c caseResult, g experiment.Goal) goalResult {
-	q := g.Of
-	v := goalResult{Case: c.Title, Of: q.Title, Goal: q.Format(g.Figure), Limit: g.Limit, Reached: "-", Measured: "not measured"}
-	if g.Worst {
-		v.Of = "worst " + v.Of
+	if c.Sweeps(g.Of) {
+		return r.sweepGoal(c, g)
 	}
+	q := g.Of
+	v := goalResult{Case: c.Title, Of: goalOf(g), Goal: q.Format(g.Figure), Limit: g.Limit, Reached: "-", Measured: "not measured"}
 	if q == c.Headline && c.Limit > 0 {
 		v.WireLimit = q.Format(c.Limit)
 	}
@@ -198,6 +198,13 @@ func (r Results) goal(c caseResult, g experiment.Goal) goalResult {
 	return v
 }
 
+func goalOf(g experiment.Goal) string {
+	if g.Worst {
+		return "worst " + g.Of.Title
+	}
+	return g.Of.Title
+}
+
 // reference is what a goal compares with.
 func (r Results) reference(c caseResult, g experiment.Goal) (series, bool) {
 	if g.Reference == (experiment.Reference{}) {
@@ -227,12 +234,14 @@ type Comparison struct {
 	Verdict stats.Verdict
 }
 
-// Against compares the subject with another contender in all cases, by each case's headline.
+// Against compares the subject with another contender in all cases, by each case's headline, in a sweep at each point.
 func (r Results) Against(name string) []Comparison {
 	var all []Comparison
 	for _, c := range r.cases {
-		ratio := c.find(c.subject).over(c.find(name), c.Headline)
-		all = append(all, Comparison{c.Name, ratio, ratio.Verdict(c.Headline.LowerIsBetter)})
+		for i, q := range c.Headlines() {
+			ratio := c.find(c.subject).over(c.find(name), q)
+			all = append(all, Comparison{c.Name + c.at(i), ratio, ratio.Verdict(q.LowerIsBetter)})
+		}
 	}
 	return all
 }
