@@ -7,6 +7,7 @@ import (
 	"image/color"
 	"math"
 	"slices"
+	"strconv"
 
 	xfont "golang.org/x/image/font"
 	"gonum.org/v1/plot"
@@ -198,7 +199,11 @@ type ticks struct{ log bool }
 
 func (t ticks) Ticks(low, high float64) []plot.Tick {
 	if t.log {
-		return slices.DeleteFunc(plot.LogTicks{Prec: -1}.Ticks(low, high), plot.Tick.IsMinor)
+		all := slices.DeleteFunc(plot.LogTicks{Prec: -1}.Ticks(low, high), plot.Tick.IsMinor)
+		for i := range all {
+			all[i].Label = strconv.FormatFloat(all[i].Value, 'f', -1, 64) // without an exponent
+		}
+		return all
 	}
 	step := math.Pow(10, math.Floor(math.Log10((high-low)/8)))
 	for _, factor := range []float64{2, 2.5, 2} {

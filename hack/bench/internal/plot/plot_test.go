@@ -96,6 +96,9 @@ func TestTicks(t *testing.T) {
 			t.Errorf("up to %v: %v, want %s", high, got, labels)
 		}
 	}
+	if all := (ticks{log: true}).Ticks(1, 5e6); len(all) < 7 || all[6].Label != "1000000" {
+		t.Errorf("of a logarithmic axis up to 5000000: %v", all)
+	}
 }
 
 func TestDrawingsOfNothing(t *testing.T) {
