@@ -39,13 +39,9 @@ bench: ## Measure an experiment into docs/results/ (EXPERIMENT=tcp; ROUNDS=5, ON
 bench-list: ## The experiments and their cases
 	@$(GO) run ./hack/bench list
 
-.PHONY: bench-collectives bench-collectives-tls bench-preflight bench-torch bench-suspects
+.PHONY: bench-preflight bench-torch bench-suspects
 bench-torch: ## Measure the backend of torch.distributed against Gloo into docs/results/ (5 GB; BENCH="--quick" for less)
 	$(GO) run ./hack/bench/torch $(BENCH)
-bench-collectives: ## Measure the collectives against Gloo into docs/results/ (BENCH="--quick" for less)
-	$(GO) run ./hack/bench/collectives $(BENCH)
-bench-collectives-tls: ## Measure the collectives with TLS against Gloo with TLS into docs/results/ (root; BENCH="--quick" for less)
-	$(GO) run ./hack/bench/collectives tls $(BENCH)
 bench-suspects: ## Inject faults into running jobs, and whom the ranks name, into docs/results/ (root; BENCH="--seed 7 --faults 20" for others)
 	$(GO) run ./hack/bench/suspects $(BENCH)
 bench-preflight: ## Check 5,000 pretend nodes into docs/results/; takes an hour of a quiet machine

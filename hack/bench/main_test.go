@@ -36,6 +36,17 @@ func TestInvalidFlagsAreRejected(t *testing.T) {
 			t.Errorf("%+v was accepted", o)
 		}
 	}
+	gloo := []string{"other=" + library}
+	for name, given := range map[string]options{
+		"collectives": {only: "process", against: "HEAD"}, "collectives-tls": {only: "element", plugins: gloo},
+	} {
+		if _, _, err := given.check([]string{name}); err == nil || !strings.Contains(err.Error(), name+" measure") {
+			t.Errorf("%s with %+v: %v, though no plugin is measured", name, given, err)
+		}
+	}
+	if _, _, err := (options{only: "process", plugins: gloo}).check([]string{"collectives"}); err != nil {
+		t.Errorf("Gloo's benchmark was not accepted: %v", err)
+	}
 	if _, _, err := (options{}).check([]string{"no-such"}); err == nil || !strings.Contains(err.Error(), "scale") {
 		t.Errorf("%v, want the names that there are", err)
 	}

@@ -56,14 +56,15 @@ Pages of quick runs and of comparisons with another commit go to dist/bench, oth
 		Example: `  go run ./hack/bench run scale
   go run ./hack/bench run tcp --quick --only four-links
   go run ./hack/bench run tcp --plugin bagua=/opt/libnccl-net-bagua.so
-  go run ./hack/bench run tcp --only 'ping-pong|one-connection' --rounds 10 --against main`,
+  go run ./hack/bench run tcp --only 'ping-pong|one-connection' --rounds 10 --against main
+  go run ./hack/bench run collectives --plugin "Gloo's benchmark=gloo/build/gloo/benchmark/benchmark"`,
 		RunE: func(cmd *cobra.Command, names []string) error { return o.run(cmd.Context(), cmd.OutOrStdout(), names) },
 	}
 	flags := cmd.Flags()
 	flags.BoolVar(&o.quick, "quick", false, "shorter runs, and fewer rounds")
 	flags.IntVar(&o.rounds, "rounds", 0, "rounds of each case (default the experiment's)")
 	flags.StringVar(&o.only, "only", "", "only cases whose names this regular expression matches: `go run ./hack/bench list` has them")
-	flags.StringArrayVar(&o.plugins, "plugin", nil, "another plugin to compare with, NAME=PATH; may be repeated")
+	flags.StringArrayVar(&o.plugins, "plugin", nil, "another plugin to compare with, or for collectives Gloo's benchmark program, NAME=PATH; may be repeated")
 	flags.StringVar(&o.against, "against", "", "an earlier commit, whose plugin is built and runs in turns; the exit status says if it was better")
 	flags.StringVar(&o.library, "library", "", "the plugin to measure (default: built from this checkout)")
 	flags.StringVar(&o.driver, "driver", "", "the evenkeel-bench to measure it with (default: built from this checkout)")
@@ -175,9 +176,17 @@ func (o options) check(names []string) (*regexp.Regexp, []experiment.Experiment,
 		if err != nil {
 			return nil, nil, err
 		}
-		networks := false
+		networks, others := false, !e.DriverOnly
 		for _, c := range e.Cases(o.quick) {
-			networks = networks || c.Network != nil && only.MatchString(c.Name)
+			if only.MatchString(c.Name) {
+				networks, others = networks || c.Network != nil, others || c.Others != nil
+			}
+		}
+		if e.DriverOnly && o.against != "" {
+			return nil, nil, fmt.Errorf("--against %s: %s measures evenkeel-bench, and of a commit only the plugin is built", o.against, name)
+		}
+		if len(o.plugins) > 0 && !others {
+			return nil, nil, fmt.Errorf("--plugin %s: the selected cases of %s measure evenkeel-bench, and no plugin", o.plugins[0], name)
 		}
 		if networks && os.Geteuid() != 0 {
 			return nil, nil, fmt.Errorf("%s makes networks, which needs root", name)

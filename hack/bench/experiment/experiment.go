@@ -22,6 +22,8 @@ type Experiment struct {
 	Notes   string // Markdown: what else there is to say, after the goals
 	// Subject is the contender that goals are about and that others are compared with; [Ours] if empty. Other plugins run as it does.
 	Subject string
+	// DriverOnly is whether the subject is code of the driver and no plugin is measured, so that no other one can run as it does.
+	DriverOnly bool
 	// Rounds of a full and of a quick run, if no number is given.
 	Rounds, QuickRounds int
 	// Open prepares what all runs share, where that is needed. The runner calls close at the end.
@@ -46,11 +48,13 @@ type Case struct {
 	SetUp func(ctx context.Context, lab *netns.Lab) error
 
 	Contenders []Contender
-	Headline   Quantity   // of the table, the drawing, and the comparison
-	More       []Quantity // in further columns
-	Sweep      *Sweep     // of the headline; nil where a run measures it once
-	Limit      float64    // of the headline, by the network; zero if only the processors limit it
-	Goals      []Goal
+	// Others are the contenders that a file given with --plugin is, under this name, where the experiment is DriverOnly; nil if it takes none.
+	Others   func(name, path string) ([]Contender, error)
+	Headline Quantity   // of the table, the drawing, and the comparison
+	More     []Quantity // in further columns
+	Sweep    *Sweep     // of the headline; nil where a run measures it once
+	Limit    float64    // of the headline, by the network; zero if only the processors limit it
+	Goals    []Goal
 	// Traces draws each run over time, with these levels, in place of a dot for each run.
 	Traces []Level
 	// Timeout of one run; [DefaultTimeout] if zero.
@@ -71,6 +75,8 @@ type Contender struct {
 	Name string
 	// Reference is whether goals and losses are counted against it: plain sockets, or another library.
 	Reference bool
+	// Base is the contender of the case to which it adds something, if there is one: their ratio is what that costs.
+	Base string
 	// Run runs once. The context ends with the case's timeout. An error is part of the result.
 	Run func(ctx context.Context, r Run) (Measured, error)
 }
@@ -94,6 +100,8 @@ type Measured struct {
 	Values map[Quantity]float64
 	// Trace has the headline over time: seconds since the start, and the value.
 	Trace [][2]float64
+	// Versions are those of libraries that it used, where the table of the experiment does not say them.
+	Versions string
 	// Drawing is an SVG of the run. The page shows the first of a case.
 	Drawing string
 }

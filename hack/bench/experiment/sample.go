@@ -27,6 +27,7 @@ type Sample struct {
 	Busy       float64          `json:"busy"`
 	Quantities map[string]Value `json:"quantities,omitempty"`
 	Trace      [][2]float64     `json:"trace,omitempty"`
+	Versions   string           `json:"versions,omitempty"`
 	Drawing    string           `json:"drawing,omitempty"` // SVG
 	Failure    string           `json:"failure,omitempty"`
 }
@@ -60,7 +61,7 @@ func (s Sample) Value(q Quantity) (value float64, ok bool) {
 
 // Set records what a run measured.
 func (s *Sample) Set(m Measured) {
-	s.Trace, s.Drawing, s.Quantities = m.Trace, m.Drawing, map[string]Value{}
+	s.Trace, s.Versions, s.Drawing, s.Quantities = m.Trace, m.Versions, m.Drawing, map[string]Value{}
 	for q, value := range m.Values {
 		s.Quantities[q.Name] = Value{value, q.Unit}
 	}

@@ -2,6 +2,7 @@ package experiments
 
 import (
 	"regexp"
+	"slices"
 	"testing"
 
 	"evenkeel.dev/evenkeel/hack/bench/experiment"
@@ -54,6 +55,12 @@ func checkCase(t *testing.T, e experiment.Experiment, c experiment.Case, cases m
 		if of.Name == "" || of.Run == nil {
 			t.Errorf("%s, %s: the contender %q has no name or no run", e.Name, c.Name, of.Name)
 		}
+		if of.Base != "" && !has(c, of.Base) {
+			t.Errorf("%s, %s: there is no base of %s", e.Name, c.Name, of.Name)
+		}
+	}
+	if c.Sweep != nil && (len(c.Sweep.Points) == 0 || !slices.IsSorted(c.Sweep.Points) || c.Sweep.Points[0] <= 0) {
+		t.Errorf("%s, %s: the points are not above zero in increasing order: %v", e.Name, c.Name, c.Sweep.Points)
 	}
 	for _, g := range c.Goals {
 		name := g.Contender
@@ -62,6 +69,9 @@ func checkCase(t *testing.T, e experiment.Experiment, c experiment.Case, cases m
 		}
 		if !has(c, name) || (g.Figure == 0) == (g.Share == 0) {
 			t.Errorf("%s, %s: the goal about %s has no such contender, or not one of a figure and a share", e.Name, c.Name, g.Of.Title)
+		}
+		if (g.From > 0 || g.To > 0 || g.Points > 0) && !c.Sweeps(g.Of) {
+			t.Errorf("%s, %s: the goal about %s is about points of a sweep that has none of it", e.Name, c.Name, g.Of.Title)
 		}
 		if g.Share == 0 {
 			continue

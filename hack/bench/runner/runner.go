@@ -99,9 +99,21 @@ func (r *Runner) contenders(c experiment.Case) ([]contender, error) {
 			if err != nil {
 				return nil, err
 			}
-			other := contender{of, r.Programs, library}
-			other.Name, other.programs.Library = p.Name, p.Library
-			all = append(all, other)
+			others := []experiment.Contender{of}
+			others[0].Name = p.Name
+			if r.Experiment.DriverOnly {
+				others = nil
+				if c.Others != nil {
+					if others, err = c.Others(p.Name, p.Library); err != nil {
+						return nil, err
+					}
+				}
+			}
+			for _, of := range others {
+				other := contender{of, r.Programs, library}
+				other.programs.Library = p.Library
+				all = append(all, other)
+			}
 		}
 	}
 	return all, nil

@@ -104,6 +104,31 @@ func TestTurnsRotateFromRoundToRound(t *testing.T) {
 	}
 }
 
+// What is given beside an experiment about the driver runs as its table says, and never as the subject under another name.
+func TestOthersOfAnExperimentAboutTheDriver(t *testing.T) {
+	b := newBench(t, filepath.Join(t.TempDir(), "fake.jsonl"))
+	cases := b.Experiment.Cases(false)
+	b.Experiment.DriverOnly, b.Rounds = true, 1
+	b.Experiment.Cases = func(bool) []experiment.Case { return cases }
+	b.Plugins = []Plugin{{Name: "other", Library: b.Programs.Library}}
+	cases[0].Others = func(name, path string) ([]experiment.Contender, error) {
+		if path != b.Programs.Library {
+			t.Errorf("%s is at %s", name, path)
+		}
+		of := cases[0].Contenders[0]
+		of.Name = name + ", ring"
+		return []experiment.Contender{of}, nil
+	}
+	b.run(t)
+	if want := []string{"one/plain", "one/Evenkeel", "one/other, ring", "one/static", "two/plain", "two/Evenkeel"}; !slices.Equal(b.ran, want) {
+		t.Errorf("%q, want %q", b.ran, want)
+	}
+	cases[0].Others = func(string, string) ([]experiment.Contender, error) { return nil, errors.New("not a program") }
+	if err := b.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "not a program") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestWhatAnExperimentLeavesOpenIsAnError(t *testing.T) {
 	b := newBench(t, filepath.Join(t.TempDir(), "fake.jsonl"))
 	b.Experiment.Open = func(context.Context, io.Writer) (func() error, error) {

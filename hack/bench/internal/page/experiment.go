@@ -111,6 +111,9 @@ func (r Results) view() view {
 		if c.Load != "" {
 			load = append(load, c.Load)
 		}
+		if versions := c.versions(); len(versions) > 0 {
+			load = append(load, "with "+strings.Join(versions, ", "))
+		}
 		runner, file := c.ownDrawing()
 		if file != "" {
 			file = r.ownDrawing(c)
@@ -122,6 +125,19 @@ func (r Results) view() view {
 		})
 	}
 	return v
+}
+
+// versions are those of the libraries that runs used.
+func (c caseResult) versions() []string {
+	var all []string
+	for _, s := range c.series {
+		for _, run := range s.runs {
+			if run.Versions != "" && !slices.Contains(all, run.Versions) {
+				all = append(all, run.Versions)
+			}
+		}
+	}
+	return all
 }
 
 // measured lists the settings of the samples: with how many rounds, when, and of which cases.
@@ -268,6 +284,10 @@ func (c caseResult) table() Table {
 	if compare {
 		t.Heading = append(t.Heading, c.subject+" over it", c.subject+" is")
 	}
+	bases := c.Sweep == nil && slices.ContainsFunc(c.series, func(s series) bool { return s.base != "" })
+	if bases {
+		t.Heading = append(t.Heading, "over its base")
+	}
 	for _, more := range c.More {
 		t.Heading = append(t.Heading, more.Title+", median (worst)")
 	}
@@ -293,6 +313,13 @@ func (c caseResult) table() Table {
 				ratio, verdict = r.String(), string(r.Verdict(q.LowerIsBetter))
 			}
 			cells = append(cells, ratio, verdict)
+		}
+		if bases {
+			ratio := ""
+			if s.base != "" {
+				ratio = s.over(c.find(s.base), q).String() + ", " + s.base
+			}
+			cells = append(cells, ratio)
 		}
 		for _, more := range c.More {
 			cell := ""

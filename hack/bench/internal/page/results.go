@@ -26,8 +26,9 @@ type caseResult struct {
 // A series is the runs of a contender, by round.
 type series struct {
 	name      string
-	reference bool // see experiment.Contender
-	rival     bool // a reference, or another plugin that was given
+	reference bool   // see experiment.Contender
+	rival     bool   // a reference, or another plugin that was given
+	base      string // see experiment.Contender
 	runs      []experiment.Sample
 }
 
@@ -38,7 +39,7 @@ func NewResults(e experiment.Experiment, samples []experiment.Sample) Results {
 		for _, c := range e.Cases(quick) {
 			result := caseResult{Case: c, subject: e.SubjectName()}
 			for _, of := range c.Contenders {
-				result.series = append(result.series, series{name: of.Name, reference: of.Reference, rival: of.Reference})
+				result.series = append(result.series, series{name: of.Name, reference: of.Reference, rival: of.Reference, base: of.Base})
 			}
 			measured := 0
 			for _, s := range samples {

@@ -55,7 +55,7 @@ func (r Results) sweepGoal(c caseResult, g experiment.Goal) goalResult {
 			measured, reached = measured+1, reached+1
 		case YesNo(false):
 			measured++
-			missed = append(missed, fmt.Sprintf("%s (%s, not %s)", experiment.Point(point), here.Measured, here.Goal))
+			missed = append(missed, fmt.Sprintf("%s (%s, goal %s)", experiment.Point(point), here.Measured, here.Goal))
 		default:
 			missed = append(missed, experiment.Point(point)+" ("+here.Measured+")")
 		}

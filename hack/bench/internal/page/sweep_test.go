@@ -94,11 +94,11 @@ func TestGoalsOfASweep(t *testing.T) {
 		return all
 	}
 	want := []string{
-		"least time: 1 of the reference, at every point; at 2 of 3; not at 1000000 (1202 us, not 1002 us, 1 of ring); no",
-		"least time: 0.7 of the reference, at 50 % of the points; at 2 of 3; not at 1000000 (1202 us, not 701 us, 0.7 of ring); yes",
+		"least time: 1 of the reference, at every point; at 2 of 3; not at 1000000 (1202 us, goal 1002 us, 1 of ring); no",
+		"least time: 0.7 of the reference, at 50 % of the points; at 2 of 3; not at 1000000 (1202 us, goal 701 us, 0.7 of ring); yes",
 		"least time, up to 1000 elements: 1 of the reference, at every point; at 2 of 2; yes",
 		"median time, from 1001 elements: 0.3 of the reference, at every point; at 1 of 1; yes",
-		"worst least time: 600 us, at every point; at 2 of 3; not at 1000000 (1205 us, not 600 us); no",
+		"worst least time: 600 us, at every point; at 2 of 3; not at 1000000 (1205 us, goal 600 us); no",
 	}
 	if got := rows(sweepSamples()); !slices.Equal(got, want) {
 		t.Errorf("%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -113,7 +113,7 @@ func TestGoalsOfASweep(t *testing.T) {
 			failed[i].Failure = "it broke"
 		}
 	}
-	if got := rows(failed)[2]; !strings.Contains(got, "at 0 of 2; not at 1 (6 us, and 1 of 5 runs failed, not 10 us, 1 of tree)") || !strings.HasSuffix(got, "; no") {
+	if got := rows(failed)[2]; !strings.Contains(got, "at 0 of 2; not at 1 (6 us, and 1 of 5 runs failed, goal 10 us, 1 of tree)") || !strings.HasSuffix(got, "; no") {
 		t.Errorf("with a failed run: %s", got)
 	}
 }

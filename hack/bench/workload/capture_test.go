@@ -1,9 +1,10 @@
-package main
+package workload
 
 import (
 	"bytes"
 	"crypto/rand"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -40,5 +41,24 @@ func TestCaptureTellsElementsFromRecords(t *testing.T) {
 	got.add(slices.Concat(header, recordHeader, []byte{0x40, 0x11}, random))
 	if got.Clear != 0 || got.Records != 1 {
 		t.Errorf("a record: %+v", got)
+	}
+}
+
+func TestCaptureShowsWhatIsInClear(t *testing.T) {
+	for _, test := range []struct {
+		seen     captured
+		encrypts bool
+		want     string // part of the error; none if it passes
+	}{
+		{captured{Records: 3}, true, ""},
+		{captured{Records: 3, Clear: 1}, true, "1 packets"},
+		{captured{}, true, "no record"},
+		{captured{Clear: 1}, false, ""},
+		{captured{Records: 1}, false, "seen no element"},
+	} {
+		err := test.seen.check(test.encrypts)
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%+v, encrypts: %t: %v, want %q", test.seen, test.encrypts, err, test.want)
+		}
 	}
 }

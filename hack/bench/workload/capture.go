@@ -1,4 +1,4 @@
-package main
+package workload
 
 import (
 	"bytes"
@@ -10,6 +10,17 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"evenkeel.dev/evenkeel/hack/bench/experiment"
+)
+
+// loopback is the interface that all ranks on this machine share.
+const loopback = "lo"
+
+// Quantities of [Captured].
+var (
+	ClearPackets  = experiment.Quantity{Name: "clear_packets", Title: "packets with elements in clear", LowerIsBetter: true}
+	RecordPackets = experiment.Quantity{Name: "record_packets", Title: "packets with records of TLS"}
 )
 
 // captured counts packets of TCP.
@@ -51,9 +62,9 @@ func (c *captured) add(packet []byte) {
 	}
 }
 
-// capture looks at all packets of the loopback interface while a contender runs.
-func capture(ctx context.Context, c contender, t task) (seen captured, err error) {
-	lo, err := net.InterfaceByName(loopback.device)
+// capture looks at all packets of the loopback interface while something runs.
+func capture(run func() error) (seen captured, err error) {
+	lo, err := net.InterfaceByName(loopback)
 	if err != nil {
 		return seen, fmt.Errorf("capture: %w", err)
 	}
@@ -61,7 +72,7 @@ func capture(ctx context.Context, c contender, t task) (seen captured, err error
 	protocol := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_IP))
 	socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, int(protocol))
 	if err != nil {
-		return seen, fmt.Errorf("capture: a packet socket: %w", err)
+		return seen, fmt.Errorf("capture: a packet socket, which needs root: %w", err)
 	}
 	defer unix.Close(socket)
 	if err := unix.Bind(socket, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: lo.Index}); err != nil {
@@ -72,10 +83,7 @@ func capture(ctx context.Context, c contender, t task) (seen captured, err error
 		return seen, fmt.Errorf("capture: %w", err)
 	}
 	ran := make(chan error, 1)
-	go func() {
-		_, err := c.attempt(ctx, t)
-		ran <- err
-	}()
+	go func() { ran <- run() }()
 	packet := make([]byte, 1<<16)
 	for {
 		select {
@@ -94,23 +102,31 @@ func capture(ctx context.Context, c contender, t task) (seen captured, err error
 	}
 }
 
-// checkEncryption captures what contenders send, before they are measured: those that shall encrypt have to, and Gloo in clear shows
-// that the capture sees elements.
-func checkEncryption(ctx context.Context, contenders []contender) error {
-	t := task{tlsProcesses, 100 * time.Millisecond, []int{100_000}, loopback}
-	for _, c := range contenders {
-		seen, err := capture(ctx, c, t)
-		if err != nil {
-			return fmt.Errorf("%s: %w", c.name, err)
+// Captured runs a contender of [Collective] on this machine while it captures what is sent. It fails if a contender that encrypts sends
+// elements in clear, or no record of TLS; and if one in clear sends no element that the capture sees, so that it would see none.
+func Captured(of experiment.Contender, encrypts bool) experiment.Contender {
+	return experiment.Contender{Name: "capture of " + of.Name, Run: func(ctx context.Context, r experiment.Run) (m experiment.Measured, err error) {
+		seen, err := capture(func() error {
+			of, err := of.Run(ctx, r)
+			m.Versions = of.Versions
+			return err
+		})
+		if err == nil {
+			err = seen.check(encrypts)
 		}
-		switch {
-		case c.encrypts && seen.Clear > 0:
-			return fmt.Errorf("%s sends elements in clear: %d packets have them (or other programs use the loopback interface)", c.name, seen.Clear)
-		case c.encrypts && seen.Records == 0:
-			return fmt.Errorf("%s has sent no record of TLS", c.name)
-		case !c.encrypts && c.name != tcp && seen.Clear == 0:
-			return fmt.Errorf("%s: the capture has seen no element, so it would see none in clear", c.name)
-		}
+		m.Values = outcome{Passed: 1, ClearPackets: float64(seen.Clear), RecordPackets: float64(seen.Records)}
+		return m, err
+	}}
+}
+
+func (c captured) check(encrypts bool) error {
+	switch {
+	case encrypts && c.Clear > 0:
+		return fmt.Errorf("it sends elements in clear: %d packets have them (or other programs use the loopback interface)", c.Clear)
+	case encrypts && c.Records == 0:
+		return errors.New("it has sent no record of TLS")
+	case !encrypts && c.Clear == 0:
+		return errors.New("the capture has seen no element, so it would see none in clear")
 	}
 	return nil
 }
