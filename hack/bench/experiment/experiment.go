@@ -30,6 +30,9 @@ type Experiment struct {
 	Open func(ctx context.Context, progress io.Writer) (close func() error, err error)
 	// Cases are the cases of a full or of a quick run. They are made once for each process, and may keep state between runs.
 	Cases func(quick bool) []Case
+	// Derive returns the samples with what only all of them together show, for the page; nil if there is nothing. It leaves those that
+	// it is given as they are.
+	Derive func(samples []Sample) []Sample
 }
 
 // A Case is a load on a network.
@@ -37,6 +40,9 @@ type Case struct {
 	Name  string // letters, digits and dashes
 	Title string
 	Load  string // in words; empty where the title says all
+	// Group is the title of a section of the page that has a row for each of the cases of that group, and one of all their runs. They
+	// have the same quantities, and neither a limit nor traces. Empty where the case has a section of its own.
+	Group string
 	Notes []string
 	// Network is made for the case, and needs root; nil where there is none.
 	Network *netns.Config
@@ -104,6 +110,8 @@ type Measured struct {
 	Versions string
 	// Drawing is an SVG of the run. The page shows the first of a case.
 	Drawing string
+	// Note is what the page says of the run.
+	Note string
 }
 
 // SubjectName is the contender that the experiment is about.

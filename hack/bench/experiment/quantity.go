@@ -12,9 +12,19 @@ type Quantity struct {
 	Unit          string // of samples and pages
 	Digits        int    // after the point, on pages
 	LowerIsBetter bool
+	Statistic     Statistic // of several runs
 	// Reached is whether a run without it has not reached it: a time that counts as infinite.
 	Reached bool
 }
+
+// A Statistic is what a page shows of several runs.
+type Statistic int
+
+const (
+	Median Statistic = iota
+	Mean             // of counts that are zero in most runs
+	Share            // of the runs that have 1, where others have 0
+)
 
 // Format is a value with its unit.
 func (q Quantity) Format(value float64) string {

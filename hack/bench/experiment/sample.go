@@ -29,6 +29,7 @@ type Sample struct {
 	Trace      [][2]float64     `json:"trace,omitempty"`
 	Versions   string           `json:"versions,omitempty"`
 	Drawing    string           `json:"drawing,omitempty"` // SVG
+	Note       string           `json:"note,omitempty"`
 	Failure    string           `json:"failure,omitempty"`
 }
 
@@ -61,7 +62,7 @@ func (s Sample) Value(q Quantity) (value float64, ok bool) {
 
 // Set records what a run measured.
 func (s *Sample) Set(m Measured) {
-	s.Trace, s.Versions, s.Drawing, s.Quantities = m.Trace, m.Versions, m.Drawing, map[string]Value{}
+	s.Trace, s.Versions, s.Drawing, s.Note, s.Quantities = m.Trace, m.Versions, m.Drawing, m.Note, map[string]Value{}
 	for q, value := range m.Values {
 		s.Quantities[q.Name] = Value{value, q.Unit}
 	}

@@ -20,7 +20,7 @@ func TestTablesAreComplete(t *testing.T) {
 			t.Errorf("%s lacks its title, summary, description or rounds", e.Name)
 		}
 		for _, quick := range []bool{false, true} {
-			cases := map[string]experiment.Case{}
+			cases, groups := map[string]experiment.Case{}, map[string]experiment.Case{}
 			for _, c := range e.Cases(quick) {
 				if _, twice := cases[c.Name]; twice || !namePattern.MatchString(c.Name) {
 					t.Errorf("%s: the case %q is there twice, or its name has other characters than letters, digits and dashes", e.Name, c.Name)
@@ -31,6 +31,14 @@ func TestTablesAreComplete(t *testing.T) {
 				checkCase(t, e, c, cases)
 				if c.Headline.Name == "" || c.Title == "" {
 					t.Errorf("%s, %s lacks its headline or title", e.Name, name)
+				}
+				if c.Headline.Statistic == experiment.Share {
+					t.Errorf("%s, %s: a share is no headline: it has neither a worst nor a best run", e.Name, name)
+				}
+				if first := groups[c.Group]; c.Group != "" && first.Name == "" {
+					groups[c.Group] = c
+				} else if c.Group != "" && (first.Headline != c.Headline || !slices.Equal(first.More, c.More) || c.Limit > 0 || len(c.Traces) > 0) {
+					t.Errorf("%s, %s cannot be a row of its group's table", e.Name, name)
 				}
 			}
 		}

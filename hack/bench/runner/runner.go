@@ -269,6 +269,9 @@ func line(c experiment.Case, s experiment.Sample) string {
 			words = append(words, q.Title+" "+q.Format(value))
 		}
 	}
+	if s.Note != "" {
+		words = append(words, s.Note)
+	}
 	if s.NotQuiet {
 		words = append(words, fmt.Sprintf("(not quiet: %.0f %%)", s.BusyBefore*100))
 	}

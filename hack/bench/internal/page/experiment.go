@@ -33,7 +33,7 @@ func (r Results) Files() (map[string][]byte, error) {
 		return nil, fmt.Errorf("page: %w", err)
 	}
 	files := map[string][]byte{r.of.Name + ".md": text.Bytes()}
-	for _, c := range r.cases {
+	for _, c := range r.sections() {
 		files[r.drawing(c)] = c.draw()
 		if _, own := c.ownDrawing(); own != "" {
 			files[r.ownDrawing(c)] = []byte(own)
@@ -92,6 +92,7 @@ type caseView struct {
 	RunDrawing, Runner   string // what one run has drawn itself, and whose
 	Notes, Failures      []string
 	Sweeps               []sweepTable
+	Said                 []string // of runs
 	Runs                 Table
 	ProcessorsAreLimit   bool
 }
@@ -101,7 +102,7 @@ func (r Results) view() view {
 		Experiment: r.of, Subject: r.of.SubjectName(), Measured: r.measured(), Quiet: r.quiet(),
 		Losses: r.losses(), Goals: r.goalTable(), Limits: r.limits(), OwnGoals: OwnGoals,
 	}
-	for _, c := range r.cases {
+	for _, c := range r.sections() {
 		load := []string{}
 		for _, s := range c.series {
 			if network := s.runs[0].Network; network != "" && len(load) == 0 {
@@ -121,7 +122,7 @@ func (r Results) view() view {
 		v.Cases = append(v.Cases, caseView{
 			RunDrawing: file, Runner: runner,
 			Title: c.Title, Load: strings.Join(load, "; "), Drawing: r.drawing(c), Notes: c.Notes,
-			Sweeps: c.sweepTables(), Runs: c.table(), Failures: c.failed(), ProcessorsAreLimit: c.processorsAreLimit(),
+			Sweeps: c.sweepTables(), Runs: c.table(), Failures: c.failed(), Said: c.said(), ProcessorsAreLimit: c.processorsAreLimit(),
 		})
 	}
 	return v
@@ -211,8 +212,8 @@ func (r Results) losses() []string {
 				swept = ", each point of a sweep counted as one"
 			}
 			ratio := ours.over(rival, q)
-			text := fmt.Sprintf("%s (%s: %s, %s: %s, ratio %s)", c.Title+c.at(i), rival.name, q.Format(stats.Median(rival.values(q))),
-				c.subject, q.Format(stats.Median(ours.values(q))), ratio)
+			text := fmt.Sprintf("%s (%s: %s, %s: %s, ratio %s)", c.Title+c.at(i), rival.name, q.Format(rival.middle(q)),
+				c.subject, q.Format(ours.middle(q)), ratio)
 			switch ratio.Verdict(q.LowerIsBetter) {
 			case stats.Worse:
 				lost = append(lost, text)
@@ -278,7 +279,12 @@ func (c caseResult) table() Table {
 	q := c.Headline
 	t := Table{Heading: []string{"contender"}}
 	if c.Sweep == nil {
-		t.Heading = append(t.Heading, q.Title+", median", "worst", "best", "spread")
+		t.Heading = append(t.Heading, q.Title+", "+statistics[q.Statistic], "worst", "best", "spread")
+	}
+	rows := c.series
+	if len(c.together) > 0 {
+		t.Heading[0] = "case"
+		rows = append(slices.Clone(rows), series{name: "all", runs: c.together})
 	}
 	compare := c.Sweep == nil && len(c.series) > 1 && len(c.find(c.subject).runs) > 0
 	if compare {
@@ -289,22 +295,17 @@ func (c caseResult) table() Table {
 		t.Heading = append(t.Heading, "over its base")
 	}
 	for _, more := range c.More {
-		t.Heading = append(t.Heading, more.Title+", median (worst)")
+		t.Heading = append(t.Heading, more.Title+summaries[more.Statistic])
 	}
 	t.Heading = append(t.Heading, "processors in all")
-	for _, s := range c.series {
-		values := s.values(c.Headlines()[0])
-		if len(values) == 0 {
+	for _, s := range rows {
+		if s.failures() == len(s.runs) {
 			t.Add(s.name, "all runs failed")
 			continue
 		}
 		cells := []string{s.name}
 		if c.Sweep == nil {
-			low, high := slices.Min(values), slices.Max(values)
-			if q.LowerIsBetter {
-				low, high = high, low
-			}
-			cells = append(cells, q.Format(stats.Median(values)), q.Format(low), q.Format(high), stats.Spread(values))
+			cells = append(cells, s.headline(q)...)
 		}
 		if compare {
 			ratio, verdict := "", ""
@@ -322,15 +323,48 @@ func (c caseResult) table() Table {
 			cells = append(cells, ratio)
 		}
 		for _, more := range c.More {
-			cell := ""
-			if all := s.values(more); len(all) > 0 {
-				cell = fmt.Sprintf("%s (%s)", more.Format(stats.Median(all)), more.Format(worst(more, all)))
-			}
-			cells = append(cells, cell)
+			cells = append(cells, s.summary(more))
 		}
 		t.Add(append(cells, fmt.Sprintf("%.0f %%", 100*stats.Median(s.busy())))...)
 	}
 	return t
+}
+
+// The statistics in words: of the headline, and of other quantities.
+var (
+	statistics = map[experiment.Statistic]string{experiment.Median: "median", experiment.Mean: "mean"}
+	summaries  = map[experiment.Statistic]string{experiment.Median: ", median (worst)", experiment.Mean: ", mean (worst)"}
+)
+
+// headline is the middle, the worst and the best of the runs, and how far these are from each other.
+func (s series) headline(q experiment.Quantity) []string {
+	values := s.values(q)
+	if len(values) == 0 {
+		return []string{"-", "", "", ""}
+	}
+	low, high := slices.Min(values), slices.Max(values)
+	if q.LowerIsBetter {
+		low, high = high, low
+	}
+	return []string{q.Format(s.middle(q)), q.Format(low), q.Format(high), stats.Spread(values)}
+}
+
+// summary is a quantity in one cell.
+func (s series) summary(q experiment.Quantity) string {
+	values := s.values(q)
+	switch {
+	case len(values) == 0:
+		return ""
+	case q.Statistic == experiment.Share:
+		are := 0
+		for _, value := range values {
+			if value == 1 {
+				are++
+			}
+		}
+		return stats.Share(are, len(values))
+	}
+	return fmt.Sprintf("%s (%s)", q.Format(s.middle(q)), q.Format(worst(q, values)))
 }
 
 // busy is how busy all processors were in the runs that did not fail.
@@ -351,6 +385,19 @@ func (c caseResult) failed() []string {
 		for _, run := range s.runs {
 			if run.Failure != "" {
 				all = append(all, fmt.Sprintf("%s, run %d failed: %s", s.name, run.Round+1, run.Failure))
+			}
+		}
+	}
+	return all
+}
+
+// said are the notes of runs.
+func (c caseResult) said() []string {
+	var all []string
+	for _, s := range c.series {
+		for _, run := range s.runs {
+			if run.Note != "" {
+				all = append(all, fmt.Sprintf("%s, run %d: %s", s.name, run.Round+1, run.Note))
 			}
 		}
 	}
@@ -389,7 +436,9 @@ func (c caseResult) draw() []byte {
 		chart.References = []plot.Reference{{At: c.Limit, Label: "wire limit"}}
 	}
 	for _, s := range c.series {
-		chart.Add(s.name, s.values(c.Headline))
+		if values := s.values(c.Headline); len(values) > 0 || s.failures() > 0 {
+			chart.Add(s.name, values)
+		}
 	}
 	return chart.SVG()
 }

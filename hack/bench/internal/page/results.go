@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"evenkeel.dev/evenkeel/hack/bench/experiment"
 	"evenkeel.dev/evenkeel/hack/bench/internal/stats"
@@ -21,6 +22,8 @@ type caseResult struct {
 	experiment.Case
 	subject string
 	series  []series
+	// together are the subject's runs in all cases of a group.
+	together []experiment.Sample
 }
 
 // A series is the runs of a contender, by round.
@@ -35,6 +38,9 @@ type series struct {
 // NewResults sorts the samples. Cases that have none are left out, and so are samples of cases that the table no longer has.
 func NewResults(e experiment.Experiment, samples []experiment.Sample) Results {
 	r := Results{of: e}
+	if e.Derive != nil {
+		samples = e.Derive(samples)
+	}
 	for _, quick := range []bool{false, true} {
 		for _, c := range e.Cases(quick) {
 			result := caseResult{Case: c, subject: e.SubjectName()}
@@ -89,6 +95,14 @@ func (s series) values(q experiment.Quantity) []float64 {
 	return all
 }
 
+// middle is what stands for the runs that did not fail.
+func (s series) middle(q experiment.Quantity) float64 {
+	if q.Statistic == experiment.Median {
+		return stats.Median(s.values(q))
+	}
+	return stats.Mean(s.values(q))
+}
+
 func (s series) failures() int {
 	failed := 0
 	for _, run := range s.runs {
@@ -105,6 +119,36 @@ func worst(q experiment.Quantity, values []float64) float64 {
 		return slices.Max(values)
 	}
 	return slices.Min(values)
+}
+
+// sections are the cases, with those of a group as one: each series is a row.
+func (r Results) sections() []caseResult {
+	var all []caseResult
+	groups := map[string]int{}
+	for _, c := range r.cases {
+		at, begun := groups[c.Group]
+		switch {
+		case c.Group == "":
+			all = append(all, c)
+			continue
+		case !begun:
+			at = len(all)
+			groups[c.Group] = at
+			group := caseResult{Case: c.Case, subject: c.subject}
+			group.Name, group.Title = strings.ReplaceAll(c.Group, " ", "-"), c.Group
+			all = append(all, group)
+		}
+		for _, s := range c.series {
+			if s.name == c.subject {
+				s.name = c.Title
+				all[at].together = append(all[at].together, s.runs...)
+			} else {
+				s.name = c.Title + ", " + s.name
+			}
+			all[at].series = append(all[at].series, s)
+		}
+	}
+	return all
 }
 
 // over compares a series with another by the rounds in which both ran.
@@ -127,11 +171,10 @@ func (s series) over(other series, q experiment.Quantity) stats.Ratio {
 // best is the series with the best median of those that a function selects; not ok where none has a value.
 func (c caseResult) best(q experiment.Quantity, selected func(series) bool) (best series, ok bool) {
 	for _, s := range c.series {
-		values := s.values(q)
-		if len(values) == 0 || !selected(s) {
+		if len(s.values(q)) == 0 || !selected(s) {
 			continue
 		}
-		if !ok || q.Better(stats.Median(values), stats.Median(best.values(q))) {
+		if !ok || q.Better(s.middle(q), best.middle(q)) {
 			best, ok = s, true
 		}
 	}
@@ -166,10 +209,10 @@ func (r Results) goal(c caseResult, g experiment.Goal) goalResult {
 	want := g.Figure
 	reference, known := r.reference(c, g)
 	if known {
-		median := stats.Median(reference.values(q))
-		v.Reference = q.Format(median)
+		middle := reference.middle(q)
+		v.Reference = q.Format(middle)
 		if g.Share > 0 {
-			want = g.Share * median
+			want = g.Share * middle
 			v.Goal = q.Format(want) + ", " + trim(g.Share) + " of " + reference.name
 		}
 	} else if g.Share > 0 {
@@ -184,7 +227,7 @@ func (r Results) goal(c caseResult, g experiment.Goal) goalResult {
 	ours := c.find(name)
 	values, failed := ours.values(q), ours.failures()
 	if len(values) > 0 {
-		got := stats.Median(values)
+		got := ours.middle(q)
 		if g.Worst {
 			got = worst(q, values)
 		}

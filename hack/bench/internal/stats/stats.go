@@ -103,3 +103,27 @@ func (r Ratio) String() string {
 	}
 	return fmt.Sprintf("%.2f (%.2f to %.2f)", r.Median, r.Low, r.High)
 }
+
+// normal95 is the quantile of the normal distribution between which and its negative there are 95 %.
+const normal95 = 1.96
+
+// Share is how many of a number of things are something, with the share's 95 % confidence interval by Wilson. It holds for few things,
+// and where all or none are. A dash where there are no things.
+func Share(are, of int) string {
+	if of == 0 {
+		return "-"
+	}
+	n, p := float64(of), float64(are)/float64(of)
+	z := normal95 * normal95 / n
+	middle, half := (p+z/2)/(1+z), normal95*math.Sqrt(p*(1-p)/n+z/4/n)/(1+z)
+	return fmt.Sprintf("%d of %d (%.0f to %.0f %%)", are, of, 100*max(middle-half, 0), 100*min(middle+half, 1))
+}
+
+// Mean is the mean of values; of none, zero.
+func Mean(values []float64) float64 {
+	sum := 0.0
+	for _, v := range values {
+		sum += v
+	}
+	return sum / max(float64(len(values)), 1)
+}

@@ -70,3 +70,23 @@ func TestVerdict(t *testing.T) {
 		}
 	}
 }
+
+// By Wilson's formula, which gives neither 0 nor 100 % a width of zero.
+func TestShareOfKnownCounts(t *testing.T) {
+	for want, counts := range map[string][2]int{
+		"0 of 10 (0 to 28 %)": {0, 10}, "10 of 10 (72 to 100 %)": {10, 10}, "1 of 10 (2 to 40 %)": {1, 10}, "219 of 225 (94 to 99 %)": {219, 225}, "-": {0, 0},
+	} {
+		if got := Share(counts[0], counts[1]); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+func TestMean(t *testing.T) {
+	if got := Mean([]float64{0, 0, 3}); got != 1 {
+		t.Errorf("%g, want 1", got)
+	}
+	if got := Mean(nil); got != 0 {
+		t.Errorf("%g of nothing", got)
+	}
+}
