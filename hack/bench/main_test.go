@@ -47,6 +47,9 @@ func TestInvalidFlagsAreRejected(t *testing.T) {
 	if _, _, err := (options{only: "process", plugins: gloo}).check([]string{"collectives"}); err != nil {
 		t.Errorf("Gloo's benchmark was not accepted: %v", err)
 	}
+	if _, _, err := (options{seed: 7}).check([]string{"scale"}); err == nil || !strings.Contains(err.Error(), "scale draws nothing") {
+		t.Errorf("%v, want that the experiment has no use for a seed", err)
+	}
 	if _, _, err := (options{}).check([]string{"no-such"}); err == nil || !strings.Contains(err.Error(), "scale") {
 		t.Errorf("%v, want the names that there are", err)
 	}

@@ -38,6 +38,7 @@ type options struct {
 	against                 string
 	library, driver, output string
 	congestion              string
+	seed                    uint64
 	wait                    time.Duration
 }
 
@@ -70,6 +71,7 @@ Pages of quick runs and of comparisons with another commit go to dist/bench, oth
 	flags.StringVar(&o.driver, "driver", "", "the evenkeel-bench to measure it with (default: built from this checkout)")
 	flags.StringVar(&o.output, "output", "", "folder for records and pages (default docs/results, or dist/bench)")
 	flags.StringVar(&o.congestion, "congestion", "", "TCP congestion control (default the machine's for new namespaces)")
+	flags.Uint64Var(&o.seed, "seed", 0, "what an experiment draws its faults from, if it draws any")
 	flags.DurationVar(&o.wait, "wait", 5*time.Minute, "how long to wait for a quiet machine, in all")
 	flags.BoolVar(&o.fresh, "fresh", false, "measure the selected cases anew, whatever is recorded of them")
 	return cmd
@@ -106,7 +108,8 @@ func (o options) run(ctx context.Context, out io.Writer, names []string) error {
 		return err
 	}
 	setting := experiment.Setting{
-		Commit: toolbox.Commit(ctx, root, "plugin", "hack"), Machine: machine.Describe().String(), Driver: driver, Quick: o.quick, Congestion: o.congestion,
+		Commit: toolbox.Commit(ctx, root, "plugin", "hack"), Machine: machine.Describe().String(), Driver: driver, Quick: o.quick,
+		Congestion: o.congestion, Seed: o.seed,
 	}
 	var failures []error
 	for _, e := range all {
@@ -175,6 +178,9 @@ func (o options) check(names []string) (*regexp.Regexp, []experiment.Experiment,
 		e, err := experiments.Named(name)
 		if err != nil {
 			return nil, nil, err
+		}
+		if o.seed != 0 && !e.Seeded {
+			return nil, nil, fmt.Errorf("--seed %d: %s draws nothing from a seed", o.seed, name)
 		}
 		networks, others := false, !e.DriverOnly
 		for _, c := range e.Cases(o.quick) {

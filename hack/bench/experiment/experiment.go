@@ -26,6 +26,8 @@ type Experiment struct {
 	DriverOnly bool
 	// Rounds of a full and of a quick run, if no number is given.
 	Rounds, QuickRounds int
+	// Seeded is whether runs draw from [Run.Seed].
+	Seeded bool
 	// Open prepares what all runs share, where that is needed. The runner calls close at the end.
 	Open func(ctx context.Context, progress io.Writer) (close func() error, err error)
 	// Cases are the cases of a full or of a quick run. They are made once for each process, and may keep state between runs.
@@ -91,6 +93,7 @@ type Contender struct {
 type Run struct {
 	Contender string // its name
 	Round     int    // from 0
+	Seed      uint64 // what is drawn follows from it and from the round
 	Programs
 	Lab *netns.Lab // nil where the case has no network
 }

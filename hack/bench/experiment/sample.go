@@ -40,6 +40,7 @@ type Setting struct {
 	Driver     string `json:"driver"` // the first digits of its SHA-256
 	Quick      bool   `json:"quick,omitempty"`
 	Congestion string `json:"congestion,omitempty"`
+	Seed       uint64 `json:"seed,omitempty"`
 }
 
 // A Value is a number with its unit.

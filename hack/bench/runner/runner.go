@@ -234,7 +234,7 @@ func (r *Runner) runOnce(ctx context.Context, c experiment.Case, of contender, l
 		if lab != nil {
 			sample.Network = lab.Config().String()
 		}
-		return of.Run(ctx, experiment.Run{Contender: of.Name, Round: sample.Round, Programs: of.programs, Lab: lab})
+		return of.Run(ctx, experiment.Run{Contender: of.Name, Round: sample.Round, Seed: sample.Seed, Programs: of.programs, Lab: lab})
 	}()
 	sample.Busy, sample.Seconds = before.BusySince(), r.Clock.Since(sample.Start).Seconds()
 	if err == nil {

@@ -27,6 +27,7 @@ type bench struct {
 	ran    []string // case/contender/round, in order
 	clock  *clocktesting.FakePassiveClock
 	busy   []float64                 // what the probe answers in turn, and then that the machine is quiet
+	seeds  []uint64                  // of the runs
 	failed string                    // the contender that fails
 	during func(ctx context.Context) // called in each run
 }
@@ -44,7 +45,7 @@ func newBench(t *testing.T, path string) *bench {
 	}
 	run := func(of string) func(context.Context, experiment.Run) (experiment.Measured, error) {
 		return func(ctx context.Context, r experiment.Run) (experiment.Measured, error) {
-			b.ran = append(b.ran, of+"/"+r.Contender)
+			b.ran, b.seeds = append(b.ran, of+"/"+r.Contender), append(b.seeds, r.Seed)
 			b.clock.SetTime(b.clock.Now().Add(time.Second))
 			if b.during != nil {
 				b.during(ctx)
@@ -247,6 +248,10 @@ func TestOtherSettingMeasuresSelectedCasesAnew(t *testing.T) {
 	b.ran, b.Only = nil, regexp.MustCompile("two")
 	if b.run(t); len(b.ran) != 6 {
 		t.Errorf("%d runs of another build, want 6", len(b.ran))
+	}
+	b.ran, b.seeds, b.Setting.Seed = nil, nil, 7
+	if b.run(t); len(b.ran) != 6 || !slices.Equal(slices.Compact(b.seeds), []uint64{7}) {
+		t.Errorf("%d runs of another seed, want 6; they drew from %d", len(b.ran), b.seeds)
 	}
 }
 
