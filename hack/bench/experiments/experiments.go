@@ -11,7 +11,9 @@ import (
 
 // All are the experiments, in the order in which they are listed.
 func All() []experiment.Experiment {
-	return []experiment.Experiment{scale(), rcclExperiment(), tcp(), encryption(), reduction(), kernels(), rdma(), collectives(), collectivesTLS()}
+	return []experiment.Experiment{
+		scale(), rcclExperiment(), tcp(), encryption(), reduction(), kernels(), rdma(), collectives(), collectivesTLS(), injections(), noFaults(),
+	}
 }
 
 // Names are theirs.

@@ -1,34 +1,35 @@
-package main
+package suspects
 
 import (
 	"fmt"
+	"hash/fnv"
 	"math/rand/v2"
 
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
 
-// A kind is what a fault does.
-type kind string
+// A Kind is what a fault does, in words.
+type Kind string
 
 const (
-	egress   kind = "card, sending"
-	ingress  kind = "card, receiving"
-	delay    kind = "delay on a card"
-	loss     kind = "loss on a card"
-	flapping kind = "flapping card"
-	path     kind = "path"
-	slow     kind = "slow process"
-	stopped  kind = "stopped process"
-	behind   kind = "late each step"
-	two      kind = "two at once"
+	egress   Kind = "card, sending"
+	ingress  Kind = "card, receiving"
+	delay    Kind = "delay on a card"
+	loss     Kind = "loss on a card"
+	flapping Kind = "flapping card"
+	path     Kind = "path"
+	slow     Kind = "slow process"
+	stopped  Kind = "stopped process"
+	behind   Kind = "late each step"
+	two      Kind = "two at once"
 )
 
-// kinds are all of them; those before the last one make up the last one.
-var kinds = []kind{egress, ingress, delay, loss, flapping, path, slow, stopped, behind, two}
+// Kinds are all of them; those before the last one make up the last one.
+var Kinds = []Kind{egress, ingress, delay, loss, flapping, path, slow, stopped, behind, two}
 
 // amounts are how bad the faults of a kind are: what is left of a rate, the delay in milliseconds, the share of packets lost, the
 // share of the time that a card is down or a process stopped, and by how many milliseconds a rank is late.
-var amounts = map[kind][]float64{
+var amounts = map[Kind][]float64{
 	egress:   {0.5, 0.25, 0.1},
 	ingress:  {0.5, 0.25, 0.1},
 	delay:    {20, 50, 100},
@@ -40,56 +41,43 @@ var amounts = map[kind][]float64{
 	behind:   {10, 50, 100, 200, 500},
 }
 
-// The classes of verdicts, as the plugin names them, and that of none.
+// The classes of verdicts, as the plugin names them.
 const (
-	classLate   = "late"
-	classLink   = "link"
-	classPath   = "path"
-	classNobody = "nobody"
+	classLate = "late"
+	classLink = "link"
+	classPath = "path"
 )
-
-// The patterns of a job. Faults are injected into the first two.
-const (
-	ring      = "all-reduce in a ring, over the plugin"
-	allToAll  = "all-to-all, over the collectives"
-	broadcast = "broadcast by rank 0, over the collectives"
-	gather    = "gather at rank 0, over the collectives"
-)
-
-var patterns = []string{ring, allToAll}
-
-// collective is the benchmark of a pattern that runs over the collectives.
-var collective = map[string]string{allToAll: "alltoall", broadcast: "broadcast", gather: "gather"}
 
 // A fault is drawn from a seed.
 type fault struct {
-	Kind    kind
-	Pattern string
-	Host    int // counted from 0
-	Peer    int // the end of a path that begins at the host
-	Amount  float64
-	Both    []fault // of two at once
+	Kind   Kind
+	Host   int // counted from 0
+	Peer   int // the end of a path that begins at the host
+	Amount float64
+	Both   []fault // of two at once
 }
 
-func draw(random *rand.Rand, hosts int) fault {
-	k, pattern := kinds[random.IntN(len(kinds))], patterns[random.IntN(len(patterns))]
-	first := drawOf(random, k, pattern, hosts)
+// draw draws the fault of a round. Kinds, patterns and rounds do not depend on each other.
+func draw(seed uint64, k Kind, p Pattern, round int) fault {
+	stream := fnv.New64a()
+	fmt.Fprintf(stream, "%s, %s, %d", k, p, round)
+	random := rand.New(rand.NewPCG(seed, stream.Sum64())) //nolint:gosec // the same faults for the same seed
 	if k != two {
-		return first
+		return drawOf(random, k, p)
 	}
-	simple := func() fault { return drawOf(random, kinds[random.IntN(len(kinds)-1)], pattern, hosts) }
+	simple := func() fault { return drawOf(random, Kinds[random.IntN(len(Kinds)-1)], p) }
 	both := []fault{simple(), simple()}
 	for both[0].touches(both[1].Host) || both[1].touches(both[0].Host) {
 		both[1] = simple()
 	}
-	return fault{Kind: two, Pattern: pattern, Both: both}
+	return fault{Kind: two, Both: both}
 }
 
-func drawOf(random *rand.Rand, k kind, pattern string, hosts int) fault {
-	f := fault{Kind: k, Pattern: pattern, Host: random.IntN(hosts)}
-	f.Peer = (f.Host + 1) % hosts // that of a ring
-	if pattern == allToAll {
-		f.Peer = (f.Host + 1 + random.IntN(hosts-1)) % hosts
+func drawOf(random *rand.Rand, k Kind, p Pattern) fault {
+	f := fault{Kind: k, Host: random.IntN(Hosts)}
+	f.Peer = (f.Host + 1) % Hosts // that of a ring
+	if p == AllToAll {
+		f.Peer = (f.Host + 1 + random.IntN(Hosts-1)) % Hosts
 	}
 	if all := amounts[k]; len(all) > 0 {
 		f.Amount = all[random.IntN(len(all))]
@@ -137,7 +125,7 @@ func (f fault) mayBePath(s suspect) bool {
 	return false
 }
 
-// String is the fault in words, without the pattern.
+// String is the fault in words.
 func (f fault) String() string {
 	switch f.Kind {
 	case two:

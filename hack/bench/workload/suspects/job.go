@@ -1,4 +1,4 @@
-package main
+package suspects
 
 import (
 	"context"
@@ -7,22 +7,59 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"evenkeel.dev/evenkeel/hack/bench/experiment"
 	"evenkeel.dev/evenkeel/hack/bench/internal/proc"
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
 
 const (
-	// cardRate is that of each host's card, in both directions. Low, so that the machine's processors do not set the pace. What a rank
+	// Hosts are those of a job, with a rank each.
+	Hosts = 8
+	// CardRate is that of each host's card, in both directions. Low, so that the machine's processors do not set the pace. What a rank
 	// sends at a time is more than the shaper's bucket: else the bucket would set it.
-	cardRate   = 40 * netns.Mbit
+	CardRate   = 40 * netns.Mbit
 	switchHost = netns.Host("s1")
+	// startTime is how long a job may take until a verdict knows all its ranks.
+	startTime = time.Minute
 	// poll is how often verdicts are looked at.
 	poll = 250 * time.Millisecond
 )
+
+// Network is that of a job: its hosts around a switch.
+func Network() *netns.Config {
+	return &netns.Config{Star: slices.Repeat([]netns.Rate{CardRate}, Hosts)}
+}
+
+// A Pattern is what the ranks of a job do.
+type Pattern string
+
+const (
+	Ring      Pattern = "ring"
+	AllToAll  Pattern = "all-to-all"
+	broadcast Pattern = "broadcast"
+	gather    Pattern = "gather"
+)
+
+// Patterns are those that faults are injected into, and whose cost is measured.
+var Patterns = []Pattern{Ring, AllToAll}
+
+var patternTitles = map[Pattern]string{
+	Ring:      "all-reduce in a ring, over the plugin",
+	AllToAll:  "all-to-all, over the collectives",
+	broadcast: "broadcast by rank 0, over the collectives",
+	gather:    "gather at rank 0, over the collectives",
+}
+
+// Title is the pattern in words.
+func (p Pattern) Title() string { return patternTitles[p] }
+
+// collective is the benchmark of a pattern that runs over the collectives.
+var collective = map[Pattern]string{AllToAll: "alltoall", broadcast: "broadcast", gather: "gather"}
 
 // A verdict is what the plugin writes into its status folder.
 type verdict struct {
@@ -47,24 +84,21 @@ type job struct {
 }
 
 // start starts the ranks, which go on until the job is closed.
-func start(ctx context.Context, o options, slot int, l load) (_ *job, err error) {
-	config := netns.Config{Name: fmt.Sprintf("bench-suspects-%d", slot)}
-	for range o.hosts {
-		config.Star = append(config.Star, cardRate)
-	}
-	j := &job{}
-	if j.lab, err = netns.Up(ctx, config); err != nil {
+func start(ctx context.Context, r experiment.Run, l Load, watched bool) (_ *job, err error) {
+	j := &job{lab: r.Lab}
+	if j.folder, err = os.MkdirTemp("", "suspects"); err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, j.close(context.WithoutCancel(ctx)))
+			err = errors.Join(err, j.close())
 		}
 	}()
-	if j.folder, err = os.MkdirTemp("", "suspects"); err != nil {
-		return nil, err
+	watch := "EVENKEEL_WATCH=off"
+	if watched {
+		watch = "EVENKEEL_WATCH=on"
 	}
-	for rank := range o.hosts {
+	for rank := range Hosts {
 		if l.computing != nil {
 			if err := j.compute(rank, l.computing(rank)); err != nil {
 				return nil, err
@@ -72,24 +106,35 @@ func start(ctx context.Context, o options, slot int, l load) (_ *job, err error)
 		}
 		host := netns.StarHost(rank)
 		environment := []string{
-			fmt.Sprintf("RANK=%d", rank), fmt.Sprintf("WORLD_SIZE=%d", o.hosts), "MASTER_PORT=29500",
+			fmt.Sprintf("RANK=%d", rank), fmt.Sprintf("WORLD_SIZE=%d", Hosts), "MASTER_PORT=29500",
 			"MASTER_ADDR=" + j.lab.Address(netns.StarHost(0)).String(), "NCCL_SOCKET_IFNAME=" + netns.DataInterface,
-			"EVENKEEL_STATUS_DIR=" + j.folder, "EVENKEEL_NODE=" + hostName(rank),
+			"EVENKEEL_STATUS_DIR=" + j.folder, "EVENKEEL_NODE=" + hostName(rank), watch,
 		}
-		watch := "EVENKEEL_WATCH=on"
-		if l.unwatched {
-			watch = "EVENKEEL_WATCH=off"
-		}
-		environment = append(environment, watch)
-		argv := []string{o.driver, "allreduce", "--compute", j.computeFile(rank), "--plugin", o.library, "-b", "4M", "-e", "4M", "-N", "0", "--check", "0", "-w", "1", "-n", "1000"}
+		argv := []string{r.Driver, "allreduce", "--compute", j.computeFile(rank), "--plugin", r.Library, "-b", "4M", "-e", "4M", "-N", "0", "--check", "0", "-w", "1", "-n", "1000"}
 		if benchmark := collective[l.Pattern]; benchmark != "" {
-			argv = []string{o.driver, "collective", "--transport", "tcp", "--elements", "500000", "--no-verify", "--compute", j.computeFile(rank), "--iteration-time", "86400s", benchmark}
+			argv = []string{r.Driver, "collective", "--transport", "tcp", "--elements", "500000", "--no-verify", "--compute", j.computeFile(rank), "--iteration-time", "86400s", benchmark}
 		}
 		process, err := proc.Start(ctx, j.lab, host, fmt.Sprintf("rank %d", rank), environment, argv...)
 		if err != nil {
 			return nil, err
 		}
 		j.processes = append(j.processes, process)
+	}
+	return j, nil
+}
+
+// begin starts a job that is watched, and returns once a verdict knows all its ranks.
+func begin(ctx context.Context, r experiment.Run, l Load) (*job, error) {
+	j, err := start(ctx, r, l, true)
+	if err != nil {
+		return nil, err
+	}
+	known, err := await(ctx, startTime, func() bool { return j.ranks() == Hosts })
+	if err == nil && !known {
+		err = j.processes[0].Kill(fmt.Errorf("no verdict knows the %d ranks within %s, only %d", Hosts, startTime, j.ranks()))
+	}
+	if err != nil {
+		return nil, errors.Join(err, j.close())
 	}
 	return j, nil
 }
@@ -108,8 +153,8 @@ func (j *job) compute(rank int, milliseconds string) error {
 	return os.Rename(file+".new", file)
 }
 
-// pause makes a rank compute for a second before its next operation. It has to have begun the pause before.
-func (j *job) pause(rank int) error {
+// pauseOnce makes a rank compute for a second before its next operation. It has to have begun the pause before.
+func (j *job) pauseOnce(rank int) error {
 	file := j.computeFile(rank) + ".once"
 	if _, err := os.Stat(file); err == nil {
 		return fmt.Errorf("rank %d has not begun the pause before", rank)
@@ -213,29 +258,35 @@ func (j *job) rate(ctx context.Context, before float64, since time.Time) (float6
 	return (now - before) / time.Since(since).Seconds(), err
 }
 
-// await looks until the condition holds or the time is over, and returns how long that took.
-func await(ctx context.Context, most time.Duration, holds func() bool) (time.Duration, bool, error) {
+// await looks until the condition holds, which it reports, or the time is over.
+func await(ctx context.Context, most time.Duration, holds func() bool) (bool, error) {
 	begin, ticker := time.Now(), time.NewTicker(poll)
 	defer ticker.Stop()
 	for {
 		if holds() {
-			return time.Since(begin), true, nil
+			return true, nil
 		}
 		if time.Since(begin) >= most {
-			return most, false, nil
+			return false, nil
 		}
 		select {
 		case <-ctx.Done():
-			return 0, false, context.Cause(ctx)
+			return false, context.Cause(ctx)
 		case <-ticker.C:
 		}
 	}
 }
 
-// close ends the ranks and removes the network.
-func (j *job) close(ctx context.Context) error {
+// pause lets a job go on for a time.
+func pause(ctx context.Context, length time.Duration) error {
+	_, err := await(ctx, length, func() bool { return false })
+	return err
+}
+
+// close ends the ranks.
+func (j *job) close() error {
 	for _, p := range j.processes {
 		_ = p.Kill(nil)
 	}
-	return errors.Join(j.lab.Down(ctx), os.RemoveAll(j.folder))
+	return os.RemoveAll(j.folder)
 }

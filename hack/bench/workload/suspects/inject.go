@@ -1,4 +1,4 @@
-package main
+package suspects
 
 import (
 	"context"
@@ -17,23 +17,21 @@ const (
 	slowPeriod = 100 * time.Millisecond
 )
 
-// inject begins the fault. The result ends it.
+// inject begins the fault. The job and its network are gone after it, so the result ends only what goes on by itself; it is nil if
+// nothing does.
 func (f fault) inject(ctx context.Context, j *job) (end func() error, err error) {
-	late := context.WithoutCancel(ctx)
-	left := netns.Rate(float64(cardRate) * f.Amount)
+	left := netns.Rate(float64(CardRate) * f.Amount)
 	switch f.Kind {
 	case egress, ingress:
-		sends := f.Kind == egress
-		return func() error { return j.lab.SetStarRate(late, f.Host, sends, cardRate) }, j.lab.SetStarRate(ctx, f.Host, sends, left)
+		return nil, j.lab.SetStarRate(ctx, f.Host, f.Kind == egress, left)
 	case delay:
 		return j.lab.Delay(ctx, f.Host, time.Duration(f.Amount)*time.Millisecond)
 	case loss:
-		return func() error { return j.loseNothing(late, f.Host) }, j.lose(ctx, f.Host, f.Amount)
+		return nil, j.lose(ctx, f.Host, f.Amount)
 	case path:
-		return func() error { return j.unshapePath(late, f.Host, f.Peer) }, j.shapePath(ctx, f.Host, f.Peer, left)
+		return nil, j.shapePath(ctx, f.Host, f.Peer, left)
 	case stopped:
-		process := j.processes[f.Host].Cmd.Process
-		return func() error { return process.Signal(syscall.SIGCONT) }, process.Signal(syscall.SIGSTOP)
+		return nil, j.processes[f.Host].Cmd.Process.Signal(syscall.SIGSTOP)
 	case slow:
 		process := j.processes[f.Host].Cmd.Process
 		return toggle(ctx, slowPeriod, f.Amount, func(on bool) error {
@@ -48,23 +46,28 @@ func (f fault) inject(ctx context.Context, j *job) (end func() error, err error)
 			if down {
 				state = "down"
 			}
-			_, err := j.lab.Exec(late, switchHost, "ip", "link", "set", "dev", switchPort(f.Host), state)
+			_, err := j.lab.Exec(context.WithoutCancel(ctx), switchHost, "ip", "link", "set", "dev", switchPort(f.Host), state)
 			return err
 		}), nil
 	case behind:
-		return func() error { return j.compute(f.Host, "0") }, j.compute(f.Host, fmt.Sprintf("%.0f", f.Amount))
+		return nil, j.compute(f.Host, fmt.Sprintf("%.0f", f.Amount))
 	case two:
 		first, err := f.Both[0].inject(ctx, j)
 		if err != nil {
-			return nil, err
+			return first, err
 		}
 		second, err := f.Both[1].inject(ctx, j)
-		if err != nil {
-			return nil, errors.Join(err, first())
-		}
-		return func() error { return errors.Join(first(), second()) }, nil
+		return func() error { return errors.Join(stop(first), stop(second)) }, err
 	}
 	return nil, fmt.Errorf("unknown fault %q", f.Kind)
+}
+
+// stop ends what a fault has begun, if anything goes on.
+func stop(end func() error) error {
+	if end == nil {
+		return nil
+	}
+	return end()
 }
 
 // toggle switches something on for a share of each period, until it is ended. It is off then.
@@ -113,8 +116,8 @@ func (j *job) shapePath(ctx context.Context, from, to int, rate netns.Rate) erro
 	port := switchPort(to)
 	for _, command := range [][]string{
 		{"tc", "qdisc", "replace", "dev", port, "root", "handle", "1:", "htb", "default", "1"},
-		{"tc", "class", "add", "dev", port, "parent", "1:", "classid", "1:9", "htb", "rate", cardRate.String(), "burst", "32768"},
-		{"tc", "class", "add", "dev", port, "parent", "1:9", "classid", "1:1", "htb", "rate", (cardRate - rate).String(), "ceil", cardRate.String(), "burst", "32768"},
+		{"tc", "class", "add", "dev", port, "parent", "1:", "classid", "1:9", "htb", "rate", CardRate.String(), "burst", "32768"},
+		{"tc", "class", "add", "dev", port, "parent", "1:9", "classid", "1:1", "htb", "rate", (CardRate - rate).String(), "ceil", CardRate.String(), "burst", "32768"},
 		{"tc", "class", "add", "dev", port, "parent", "1:9", "classid", "1:2", "htb", "rate", rate.String(), "burst", "32768"},
 		{"nft", fmt.Sprintf("table ip %s { chain path { type filter hook forward priority 0; oifname %s meta priority set ip saddr map { %s : 1:2 }; }; }",
 			faultTable(from), port, j.lab.Address(netns.StarHost(from)))},
@@ -124,12 +127,6 @@ func (j *job) shapePath(ctx context.Context, from, to int, rate netns.Rate) erro
 		}
 	}
 	return nil
-}
-
-func (j *job) unshapePath(ctx context.Context, from, to int) error {
-	_, err := j.lab.Exec(ctx, switchHost, "nft", "delete", "table", "ip", faultTable(from))
-	_, removed := j.lab.Exec(ctx, switchHost, "tc", "qdisc", "del", "dev", switchPort(to), "root")
-	return errors.Join(err, removed, j.lab.SetStarRate(ctx, to, false, cardRate))
 }
 
 func faultTable(host int) string { return fmt.Sprintf("fault%d", host) }
@@ -143,10 +140,4 @@ func (j *job) lose(ctx context.Context, host int, share float64) error {
 	_, err := j.lab.Exec(ctx, switchHost, "nft", fmt.Sprintf("table netdev %s { chain lose { type filter hook ingress device %s priority 0; numgen random mod 1000 < %d drop; }; }",
 		faultTable(host), switchPort(host), int(share*1000)))
 	return err
-}
-
-func (j *job) loseNothing(ctx context.Context, host int) error {
-	_, err := j.lab.Exec(ctx, switchHost, "nft", "delete", "table", "netdev", faultTable(host))
-	_, whole := j.lab.Exec(ctx, netns.StarHost(host), "ip", "link", "set", "dev", netns.DataInterface, "gso_max_segs", "65535")
-	return errors.Join(err, whole)
 }
