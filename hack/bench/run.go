@@ -64,7 +64,7 @@ Pages of quick runs and of comparisons with another commit go to dist/bench, oth
 	flags := cmd.Flags()
 	flags.BoolVar(&o.quick, "quick", false, "shorter runs, and fewer rounds")
 	flags.IntVar(&o.rounds, "rounds", 0, "rounds of each case (default the experiment's)")
-	flags.StringVar(&o.only, "only", "", "only cases whose names this regular expression matches: `go run ./hack/bench list` has them")
+	flags.StringVar(&o.only, "only", "", "only cases whose names match this regular expression (go run ./hack/bench list)")
 	flags.StringArrayVar(&o.plugins, "plugin", nil, "another plugin to compare with, or for collectives Gloo's benchmark program, NAME=PATH; may be repeated")
 	flags.StringVar(&o.against, "against", "", "an earlier commit, whose plugin is built and runs in turns; the exit status says if it was better")
 	flags.StringVar(&o.library, "library", "", "the plugin to measure (default: built from this checkout)")

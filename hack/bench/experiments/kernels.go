@@ -19,7 +19,7 @@ func kernels() experiment.Experiment {
 		Name: "kernels", Title: "Sums", Summary: "sums of 2 to 16 buffers on one core, against adding two arrays",
 		About: "GB/s that are read and written. The add is of two arrays of float32 into a third, over as much memory, in the same place. Loads are the sources\n" +
 			"converted to float32, as if they were one buffer, and neither summed nor stored: about the maximum. One program measures all in turn, once a round.",
-		Rounds: 3, QuickRounds: 1,
+		Rounds: 3, QuickRounds: 1, DriverOnly: true,
 		Cases: func(bool) []experiment.Case {
 			program := workload.NewKernels()
 			var all []experiment.Case
