@@ -98,7 +98,7 @@ func TestKueueAdmitsJobWhenItsNodesPass(t *testing.T) {
 			}
 		}
 	})
-	plugin := kubectlPlugin(ctx, t)
+	plugin := kubectlPlugin(t)
 	size, iterations := int64(4<<20), int32(5)
 	policy := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "queue"}, Spec: evenkeel.NetworkCheckPolicySpec{
 		Triggers: evenkeel.TriggerSpec{NewNodes: evenkeel.SwitchDisabled},
@@ -550,7 +550,7 @@ func TestKueueUninstall(t *testing.T) {
 	if _, err := cluster.Kubectl(ctx, "-n", env.Namespace, "wait", "deployment/evenkeel-controller", "--for=condition=Available", "--timeout=60s"); err != nil {
 		t.Errorf("the controller: %v", err)
 	}
-	plugin := kubectlPlugin(ctx, t)
+	plugin := kubectlPlugin(t)
 	run := func(status int, args ...string) string {
 		t.Helper()
 		cmd := exec.CommandContext(ctx, plugin, append([]string{"uninstall", "--kubeconfig", cluster.Kubeconfig}, args...)...)
