@@ -34,8 +34,8 @@ test-release: ## What runs before a release: all tests, and the stages kueue, ki
 	@$(GO) run ./hack/ci/check --all
 
 .PHONY: bench bench-list
-bench: ## Measure an experiment into docs/results/ (EXPERIMENT=tcp; ROUNDS=5, ONLY=REGEXP, AGAINST=COMMIT, BENCH="--quick"; root for networks)
-	$(GO) run ./hack/bench run $(EXPERIMENT) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only '$(ONLY)') $(if $(AGAINST),--against $(AGAINST)) $(BENCH)
+bench: ## Measure an experiment into docs/results/ (all of them, or EXPERIMENT=tcp; ROUNDS=5, ONLY=REGEXP, AGAINST=COMMIT, BENCH="--quick"; root for networks)
+	$(GO) run ./hack/bench run $(or $(EXPERIMENT),all) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only '$(ONLY)') $(if $(AGAINST),--against $(AGAINST)) $(BENCH)
 bench-list: ## The experiments and their cases
 	@$(GO) run ./hack/bench list
 

@@ -77,7 +77,7 @@ func pageCommand() *cobra.Command {
 			if output == "" {
 				output = resultsFolder(root)
 			}
-			for _, name := range names {
+			for _, name := range expanded(names) {
 				e, err := experiments.Named(name)
 				if err != nil {
 					return err
@@ -104,9 +104,20 @@ func pageCommand() *cobra.Command {
 // someExperiments are the arguments of commands that take experiments.
 func someExperiments(_ *cobra.Command, names []string) error {
 	if len(names) == 0 {
-		return fmt.Errorf("no experiment is given: name one or more of %s", strings.Join(experiments.Names(), ", "))
+		return fmt.Errorf("no experiment is given: name one or more of %s, or %s", strings.Join(experiments.Names(), ", "), everyExperiment)
 	}
 	return nil
+}
+
+// everyExperiment stands for all names.
+const everyExperiment = "all"
+
+// expanded are the experiments that arguments name.
+func expanded(names []string) []string {
+	if len(names) == 1 && names[0] == everyExperiment {
+		return experiments.Names()
+	}
+	return names
 }
 
 func resultsFolder(root string) string { return filepath.Join(root, "docs", "results") }

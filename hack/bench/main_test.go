@@ -55,6 +55,15 @@ func TestInvalidFlagsAreRejected(t *testing.T) {
 	}
 }
 
+func TestAllNamesEveryExperiment(t *testing.T) {
+	if got := expanded([]string{"all"}); !slices.Equal(got, experiments.Names()) || len(got) == 0 {
+		t.Errorf("all is %q", got)
+	}
+	if got := expanded([]string{"tcp", "scale"}); !slices.Equal(got, []string{"tcp", "scale"}) {
+		t.Errorf("two names became %q", got)
+	}
+}
+
 func TestCommandsHaveExamples(t *testing.T) {
 	for _, cmd := range rootCommand().Commands() {
 		if !cmd.Hidden && (cmd.Example == "" || cmd.Short == "") {

@@ -54,12 +54,15 @@ stopped when it is started again at the same commit on the same machine; cases o
 failed is a result, too, and is not tried again. Most experiments make networks, which needs root.
 
 Pages of quick runs and of comparisons with another commit go to dist/bench, others to docs/results.`,
-		Example: `  go run ./hack/bench run scale
+		Example: `  go run ./hack/bench run all
+  go run ./hack/bench run scale
   go run ./hack/bench run tcp --quick --only four-links
   go run ./hack/bench run tcp --plugin bagua=/opt/libnccl-net-bagua.so
   go run ./hack/bench run tcp --only 'ping-pong|one-connection' --rounds 10 --against main
   go run ./hack/bench run collectives --plugin "Gloo's benchmark=gloo/build/gloo/benchmark/benchmark"`,
-		RunE: func(cmd *cobra.Command, names []string) error { return o.run(cmd.Context(), cmd.OutOrStdout(), names) },
+		RunE: func(cmd *cobra.Command, names []string) error {
+			return o.run(cmd.Context(), cmd.OutOrStdout(), expanded(names))
+		},
 	}
 	flags := cmd.Flags()
 	flags.BoolVar(&o.quick, "quick", false, "shorter runs, and fewer rounds")
