@@ -69,7 +69,7 @@ Pages of quick runs and of comparisons with another commit go to dist/bench, oth
 	flags.IntVar(&o.rounds, "rounds", 0, "rounds of each case (default the experiment's)")
 	flags.StringVar(&o.only, "only", "", "only cases whose names match this regular expression (go run ./hack/bench list)")
 	flags.StringArrayVar(&o.plugins, "plugin", nil, "another plugin to compare with, or for collectives Gloo's benchmark program, NAME=PATH; may be repeated")
-	flags.StringVar(&o.against, "against", "", "an earlier commit, whose plugin is built and runs in turns; the exit status says if it was better")
+	flags.StringVar(&o.against, "against", "", "an earlier commit, whose plugin is built and runs in turns; the exit status is not zero if this checkout is worse in a case")
 	flags.StringVar(&o.library, "library", "", "the plugin to measure (default: built from this checkout)")
 	flags.StringVar(&o.driver, "driver", "", "the evenkeel-bench to measure it with (default: built from this checkout)")
 	flags.StringVar(&o.output, "output", "", "folder for records and pages (default docs/results, or dist/bench)")
@@ -212,7 +212,7 @@ func (o options) roundsOf(e experiment.Experiment) int {
 	return cmp.Or(o.rounds, e.Rounds)
 }
 
-// programs are those that were given, and otherwise those of this checkout, which are built.
+// programs builds this checkout's programs, except where flags give others.
 func (o options) programs(ctx context.Context, root string) (experiment.Programs, error) {
 	if o.library == "" || o.driver == "" {
 		built, err := artifacts.Rust(ctx, root, os.Stderr, false)

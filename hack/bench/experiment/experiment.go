@@ -109,7 +109,7 @@ type Measured struct {
 	Values map[Quantity]float64
 	// Trace has the headline over time: seconds since the start, and the value.
 	Trace [][2]float64
-	// Versions are those of libraries that it used, where the table of the experiment does not say them.
+	// Versions names the libraries that the run used, with their versions. Empty where the experiment's table has them.
 	Versions string
 	// Drawing is an SVG of the run. The page shows the first of a case.
 	Drawing string

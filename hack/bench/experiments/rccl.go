@@ -15,7 +15,7 @@ import (
 func rcclExperiment() experiment.Experiment {
 	const mib = 32
 	var lab *rccl.Lab
-	// A network has links of these rates. Its all-reduces are those of a round, besides the first one, which connects.
+	// A network has links of these rates. allReduces counts the all-reduces of a round; one more comes first and connects.
 	network := func(name, title string, allReduces int, rates ...netns.Rate) experiment.Case {
 		w := workload.AllReduce{Lab: func() *rccl.Lab { return lab }, Bytes: mib << 20, Count: allReduces}
 		return experiment.Case{

@@ -177,7 +177,7 @@ func (r *Runner) measure(ctx context.Context, c experiment.Case, q *quiet) (err 
 }
 
 // keep drops the samples of a case that were measured with another setting, or with another library under the same name, and all
-// where they are to be fresh. It keeps those of a plugin that was given before and is not now.
+// where they are to be fresh. The samples of a plugin that is no longer given stay.
 func (r *Runner) keep(c experiment.Case, contenders []contender) error {
 	kept := slices.DeleteFunc(slices.Clone(r.Store.Samples), func(s experiment.Sample) bool {
 		if s.Case != c.Name {

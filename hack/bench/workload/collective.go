@@ -23,7 +23,7 @@ import (
 var (
 	// BoundShare is how much of the wire's rate the median is: its bound divided by it.
 	BoundShare = experiment.Quantity{Name: "bound_share", Title: "the bound's share of the median", Digits: 3}
-	// FailedTries are those of Gloo before the one that was measured.
+	// FailedTries counts how often Gloo failed before the run that was measured.
 	FailedTries = experiment.Quantity{Name: "failed_tries", Title: "tries that failed", LowerIsBetter: true}
 	// NetworkThreads are those of a process that wait for the network, and ThreadsPerCore how many of them a core has.
 	NetworkThreads = experiment.Quantity{Name: "network_threads", Title: "threads that wait for the network", LowerIsBetter: true}

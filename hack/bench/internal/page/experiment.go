@@ -128,7 +128,7 @@ func (r Results) view() view {
 	return v
 }
 
-// versions are those of the libraries that runs used.
+// versions lists the libraries that the runs used, with their versions.
 func (c caseResult) versions() []string {
 	var all []string
 	for _, s := range c.series {
@@ -196,7 +196,7 @@ func (r Results) quiet() string {
 	return fmt.Sprintf("**The machine was not quiet before %d of %s.** Other programs are part of these figures.", disturbed, count(len(r.samples), "run"))
 }
 
-// losses names the cases that the subject loses, and those of which that cannot be told.
+// losses names the cases that the subject loses, and then the cases that have no verdict.
 func (r Results) losses() []string {
 	var lost, unknown []string
 	compared, swept := 0, ""

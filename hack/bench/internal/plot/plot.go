@@ -42,7 +42,7 @@ const (
 	headroom              = 1.04
 )
 
-// families are those that a browser tries in turn. Widths are measured with the first one, which the others resemble.
+// A browser tries these font families in turn. Widths are measured with the first one. The others are alike.
 const families = "Liberation Sans,Arial,Helvetica,sans-serif"
 
 // colours can be distinguished in grey, and by people with red-green colour blindness.
