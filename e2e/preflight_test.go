@@ -97,12 +97,19 @@ func smallMessages() evenkeel.SweepSpec {
 	return evenkeel.SweepSpec{MinBytes: &size, MaxBytes: &size, Iterations: &iterations}
 }
 
+// slowThresholds find cards at a tenth of their rate. Other work of the processors halves the rate of healthy ones now and then.
+func slowThresholds() evenkeel.ThresholdSpec {
+	percent := int32(40)
+	return evenkeel.ThresholdSpec{MinPercentOfMedian: &percent}
+}
+
 // quickPairs runs the stage Pairs alone, with small messages. It sets the minimum bandwidth, as a first round in which all pairs are slow
 // has no other reference.
 func quickPairs(spec *evenkeel.NetworkCheckSpec) {
-	minimum := resource.MustParse("20M")
+	minimum := resource.MustParse("7M")
 	spec.Stages = []evenkeel.Stage{evenkeel.StagePairs}
 	spec.Sweep = smallMessages()
+	spec.Thresholds = slowThresholds()
 	spec.Thresholds.MinBusBandwidth = &minimum
 }
 
@@ -207,9 +214,10 @@ func TestPreflightPassesHealthyNodes(t *testing.T) {
 func TestPreflightNamesSlowNodesAndClearsThem(t *testing.T) {
 	ctx := testContext(t)
 	t.Run("one", func(t *testing.T) {
-		slow(t, "40mbit", "n3")
+		slow(t, cardRate, "n1", "n2", "n4")
+		slow(t, slowRate, "n3")
 		checkResult{verdict: evenkeel.VerdictFail, fabric: evenkeel.VerdictPass, badNodes: "n3", passed: 3}.verify(t, check(ctx, t, "one-slow", func(spec *evenkeel.NetworkCheckSpec) {
-			spec.Sweep = smallMessages()
+			spec.Sweep, spec.Thresholds = smallMessages(), slowThresholds()
 		}))
 	})
 	t.Run("restored", func(t *testing.T) {
@@ -364,13 +372,15 @@ func awaitMarks(ctx context.Context, t *testing.T, what string, want map[string]
 // A policy checks nodes that are new to it and marks those that fail, and jobs avoid them. Deleting the policy removes the marks.
 func TestPreflightJobsAvoidFailedNodes(t *testing.T) {
 	ctx := testContext(t)
-	slow(t, "40mbit", "n2")
+	slow(t, cardRate, "n1", "n3", "n4")
+	slow(t, slowRate, "n2")
 	policy := &evenkeel.NetworkCheckPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: "e2e"},
 		Spec: evenkeel.NetworkCheckPolicySpec{
 			Check: evenkeel.CheckOptions{
-				Runner: evenkeel.RunnerSpec{Type: evenkeel.RunnerBench},
-				Sweep:  smallMessages(),
+				Runner:     evenkeel.RunnerSpec{Type: evenkeel.RunnerBench},
+				Sweep:      smallMessages(),
+				Thresholds: slowThresholds(),
 			},
 			OnFail: evenkeel.OnFailSpec{Taint: evenkeel.SwitchEnabled},
 		},

@@ -93,11 +93,21 @@ impl Drop for Program {
     }
 }
 
-/// Number of threads of a process with this name.
+/// Number of threads of a process with this name, once all but the first have names of their own, which each sets after it began.
 fn threads(of: &Child, name: &str) -> usize {
-    let tasks = fs::read_dir(format!("/proc/{}/task", of.id())).unwrap();
-    let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
-    names.filter(|other| other.starts_with(name)).count()
+    let deadline = Instant::now() + TIMEOUT;
+    let folder = format!("/proc/{}", of.id());
+    let first = fs::read_to_string(format!("{folder}/comm")).unwrap();
+    loop {
+        let tasks = fs::read_dir(format!("{folder}/task")).unwrap();
+        let names: Vec<_> =
+            tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok()).collect();
+        if names.iter().filter(|other| **other == first).count() == 1 {
+            return names.iter().filter(|other| other.starts_with(name)).count();
+        }
+        assert!(Instant::now() < deadline, "threads without a name: {names:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]
