@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import Backend, ProcessGroup, ReduceOp, Work as 
 
 import evenkeel
 from evenkeel._evenkeel import RawMemory, Request
+from evenkeel._loopback import Loopback, LoopbackRequest
 
 NAME = "evenkeel"
 """The backend's name."""
@@ -75,6 +76,8 @@ _REDUCED = (
     *(getattr(torch, name) for name in ("uint32", "uint64", "float8_e4m3fn", "float8_e5m2") if hasattr(torch, name)),
 )
 _DTYPES = {dtype: str(dtype).removeprefix("torch.") for dtype in _REDUCED}
+_WIDER = {torch.int16: torch.int32, **({torch.uint16: torch.int32} if hasattr(torch, "uint16") else {})}
+"""Types that are reduced as another one. The low bits of a sum or product do not depend on those above them."""
 _LOCAL_OPS = {
     ReduceOp.SUM: torch.add,
     ReduceOp.PRODUCT: torch.mul,
@@ -129,6 +132,11 @@ def _listed(tensors: Any) -> list[Tensor]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 
+def _is_divided_first(dtype: torch.dtype) -> bool:
+    """Whether an average divides before it sums, since the sum of many ranks may be more than the type can hold."""
+    return (dtype.is_floating_point or dtype.is_complex) and torch.finfo(dtype).bits <= 16
+
+
 def _single(tensors: Sequence[Tensor], what: str = "tensor list") -> Tensor:
     tensors = _listed(tensors)
     if len(tensors) != 1:
@@ -148,15 +156,31 @@ def _check_alike(tensors: Sequence[Tensor], model: Tensor) -> None:
             raise ArgumentError(f"invalid tensor size at index {index}: {tuple(tensor.shape)} beside {tuple(model.shape)}")
 
 
-class _Staged:
-    """A contiguous tensor in the place of one that may not be: the same if possible, otherwise a copy."""
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether the memory holds the elements in order, as it does not for a conjugated or lazily negated view."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
-    def __init__(self, tensor: Tensor, *, fill: bool = True) -> None:
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The elements in memory that holds them in order: the tensor's own memory if it does, otherwise a copy."""
+    return tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def _plain_copy(tensor: Tensor) -> Tensor:
+    return tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+
+
+class _Staged:
+    """A tensor whose memory holds the elements in order, in the place of one that may not: the same if possible, otherwise a copy."""
+
+    def __init__(self, tensor: Tensor, *, fill: bool = True, dtype: torch.dtype | None = None) -> None:
         self.target = tensor
-        if tensor.is_contiguous():
+        if dtype is not None:
+            self.tensor = tensor.to(dtype).contiguous()
+        elif _is_plain(tensor):
             self.tensor = tensor
         else:
-            self.tensor = tensor.contiguous() if fill else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            self.tensor = _plain(tensor) if fill else torch.empty(tensor.shape, dtype=tensor.dtype)
 
     def write_back(self) -> None:
         if self.tensor is not self.target:
@@ -169,7 +193,7 @@ class Work(C10dWork):
     def __init__(
         self,
         tensors: list[Tensor] | list[list[Tensor]],
-        requests: Sequence[Request] = (),
+        requests: Sequence[Request | LoopbackRequest] = (),
         finish: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
@@ -184,13 +208,13 @@ class Work(C10dWork):
             self._run_finish()
 
     def _run_finish(self) -> None:
-        """What is left to do once the data are there, such as copies to the caller's tensors. Done once."""
+        """What is left to do once the data are there, such as copies to the caller's tensors. Done until it succeeds once."""
         with self._lock:
-            finish, self._finish = self._finish, None
-            if finish is None:
+            if self._finish is None:
                 return
             with torch.inference_mode() if self._inference else torch.no_grad():
-                finish()
+                self._finish()
+            self._finish = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         limit = timeout.total_seconds() if timeout > timedelta(0) else None
@@ -239,7 +263,7 @@ class Work(C10dWork):
             future = self._future = torch.futures.Future()
         left = len(self._requests)
 
-        def done(_request: Request) -> None:
+        def done(_request: Request | LoopbackRequest) -> None:
             nonlocal left
             with self._lock:
                 left -= 1
@@ -275,6 +299,7 @@ class _Operations:
     """The operations of torch.distributed, by a group. `_rank` and `_size` are the group's."""
 
     _group: evenkeel.Group
+    _loopback: Loopback
     _rank: int
     _size: int
 
@@ -312,15 +337,24 @@ class _Operations:
         if dtype is None:
             raise ArgumentError(f"backend {NAME} cannot reduce tensors of {tensor.dtype} with {kind}")
         if kind == ReduceOp.PREMUL_SUM:
+            if not tensor.is_floating_point():
+                raise ArgumentError(f"{kind} needs floating-point numbers, not {tensor.dtype}")
             tensor.mul_(opts.reduceOp.factor)
+        elif kind == ReduceOp.AVG and _is_divided_first(tensor.dtype):
+            if tensor.element_size() > 1:
+                tensor.div_(self._size)
+            else:  # torch cannot divide float8
+                tensor.copy_(tensor.float().div_(self._size))
         return tensor, op, dtype
 
     def _average(self, tensor: Tensor, opts: Any) -> None:
-        if _op(opts) == ReduceOp.AVG:
-            if tensor.is_floating_point() or tensor.is_complex():
-                tensor.div_(self._size)
-            else:
-                tensor.copy_(torch.div(tensor, self._size, rounding_mode="trunc"))
+        """Makes the average of the sum, unless the tensors were divided before."""
+        if _op(opts) != ReduceOp.AVG or _is_divided_first(tensor.dtype):
+            return
+        if tensor.is_floating_point() or tensor.is_complex():
+            tensor.div_(self._size)
+        else:
+            tensor.copy_(torch.div(tensor, self._size, rounding_mode="trunc"))
 
     def allreduce(self, tensors: list[Tensor] | Tensor, opts: Any = None, op: Any = None) -> Work:
         """Reduces a tensor of each rank. Of several, the tensors of all ranks are reduced to one result, which each of them gets."""
@@ -334,7 +368,7 @@ class _Operations:
         _check(tensors)
         if len(tensors) > 1:
             return self._allreduce_several(tensors, opts)
-        staged = _Staged(tensors[0])
+        staged = _Staged(tensors[0], dtype=_WIDER.get(tensors[0].dtype))
         data, name, dtype = self._reducible(staged.tensor, opts)
         memory = _memory(data)
 
@@ -439,7 +473,7 @@ class _Operations:
             raise ArgumentError(f"invalid root tensor {opts.rootTensor}: there is one")
         is_root = root == self._rank
         # The tensors of the other ranks stay what they are.
-        staged = _Staged(tensor) if is_root else _Staged(tensor.clone(memory_format=torch.contiguous_format))
+        staged = _Staged(tensor if is_root else _plain_copy(tensor), dtype=_WIDER.get(tensor.dtype))
         data, op, dtype = self._reducible(staged.tensor, opts)
         memory = _memory(data)
 
@@ -458,7 +492,7 @@ class _Operations:
         _check([output, input])
         if output.numel() * self._size != input.numel():
             raise ArgumentError(f"reduce-scatter of {input.numel()} elements to {output.numel()} on each of {self._size} ranks")
-        return self._reduce_scatter(output, input.clone(memory_format=torch.contiguous_format).view(-1), None, opts)
+        return self._reduce_scatter(output, _plain_copy(input).view(-1), None, opts)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
         opts = _options(opts, c10d.ReduceScatterOptions)
@@ -471,6 +505,7 @@ class _Operations:
 
     def _reduce_scatter(self, output: Tensor, flat: Tensor, counts: list[int] | None, opts: Any) -> Work:
         """Reduces `flat`, which is overwritten, to this rank's part of it."""
+        flat = flat.to(_WIDER.get(flat.dtype, flat.dtype))
         first = sum(counts[: self._rank]) if counts else self._rank * output.numel()
         data, op, dtype = self._reducible(flat, opts)
         scale = data.numel() // flat.numel() if flat.numel() else 1
@@ -526,7 +561,7 @@ class _Operations:
             )
         staged = _Staged(output, fill=False)
         own = staged.tensor.view(-1)[self._rank * input.numel() :][: input.numel()]
-        if own.data_ptr() != input.data_ptr() or not input.is_contiguous():
+        if not _is_plain(input) or own.data_ptr() != input.data_ptr():
             own.copy_(input.reshape(-1))
         memory = _memory(staged.tensor)
 
@@ -622,7 +657,7 @@ class _Operations:
         own, root = _single(inputs, "input tensor list"), self._root(opts.rootRank)
         if isinstance(inputs, Tensor) and outputs:
             outputs = [outputs]
-        data = own.contiguous()
+        data = _plain(own)
         parts = self._parts(outputs, own, root, "output")
         flat = torch.empty((len(parts), own.numel()), dtype=own.dtype)
         memory = _memory(flat) if root == self._rank else None
@@ -678,7 +713,7 @@ class _Operations:
     ) -> Work:
         opts = _options(opts, c10d.AllToAllOptions)
         _check([output, input])
-        staged, data = _Staged(output, fill=False), input.contiguous()
+        staged, data = _Staged(output, fill=False), _plain(input)
 
         def counts(tensor: Tensor, splits: list[int]) -> list[int]:
             rows = tensor.shape[0] if tensor.dim() else 1
@@ -720,7 +755,10 @@ class _Operations:
 
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> Work:
         tensor = _single(tensors)
-        return Work([tensor], [self._group.send(_memory(tensor.contiguous()), dst, tag=tag, wait=False)])
+        data = _plain(tensor)
+        if dst == self._rank:
+            return Work([tensor], [self._loopback.send(data, tag)])
+        return Work([tensor], [self._group.send(_memory(data), dst, tag=tag, wait=False)])
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> Work:
         return self._recv(tensors, src, tag)
@@ -731,6 +769,8 @@ class _Operations:
     def _recv(self, tensors: list[Tensor], src: int | None, tag: int) -> Work:
         tensor = _single(tensors)
         staged = _Staged(tensor, fill=False)
+        if src == self._rank:
+            return Work([tensor], [self._loopback.recv(staged.tensor, tag)], staged.write_back)
         request = self._group.recv(_memory(staged.tensor), src, tag=tag, wait=False)
         return Work([tensor], [request], staged.write_back)
 
@@ -765,7 +805,9 @@ class _Operations:
             raise RuntimeError(text) from error
 
     def abort(self) -> None:
-        self._group.abort("torch.distributed aborted the process group")
+        reason = "torch.distributed aborted the process group"
+        self._group.abort(reason)
+        self._loopback.abort(reason)
 
     def shutdown(self) -> None:
         self._group.close()
@@ -811,6 +853,7 @@ class EvenkeelBackend(_Operations, Backend):
     def __init__(self, opts: Any) -> None:
         Backend.__init__(self, opts.group_rank, opts.group_size)
         self._rank, self._size, self._store, self._timeout = opts.group_rank, opts.group_size, opts.store, opts.timeout
+        self._loopback = Loopback(self._rank, self._timeout.total_seconds())
         self._handle = f"{self._rank}/{secrets.token_hex(8)}"
         # With enable_reconfigure, the group comes to be in the first call of reconfigure.
         self._joined: evenkeel.Group | None = None
@@ -843,7 +886,10 @@ class EvenkeelBackend(_Operations, Backend):
         while isinstance(store, dist.PrefixStore):
             store = store.underlying_store
         store = dist.PrefixStore(f"evenkeel/reconfigure/{opts.uuid}", store)
-        self._joined = _join(store, self._rank, self._size, opts.timeout or self._timeout)
+        timeout = opts.timeout or self._timeout
+        self._loopback.abort("the process group was reconfigured")
+        self._loopback = Loopback(self._rank, timeout.total_seconds())
+        self._joined = _join(store, self._rank, self._size, timeout)
         return Work([])
 
     def shutdown(self) -> None:
@@ -865,6 +911,10 @@ class EvenkeelProcessGroup(_Operations, ProcessGroup):
     def _group(self) -> evenkeel.Group:
         return self._backend._group
 
+    @property
+    def _loopback(self) -> Loopback:
+        return self._backend._loopback
+
     def shutdown(self) -> None:
         self._backend.shutdown()
 
@@ -875,6 +925,7 @@ class _WholeProcessGroup(_Operations, ProcessGroup):
     def __init__(self, group: evenkeel.Group) -> None:
         ProcessGroup.__init__(self, group.rank, group.size)
         self._group, self._rank, self._size = group, group.rank, group.size
+        self._loopback = Loopback(group.rank, group.timeout)
 
     def setGroupName(self, name: str) -> None:  # noqa: N802 - torch's name
         self._name = name

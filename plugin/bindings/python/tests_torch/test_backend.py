@@ -183,14 +183,14 @@ class Collectives(unittest.TestCase):
             except evenkeel.torch.ArgumentError:
                 assert whole.item() == 1
             else:
-                raise AssertionError("tensors of int16 cannot be reduced")
+                raise AssertionError("integers cannot be multiplied by a factor")
 
         processes(2, work)
 
     def test_what_cannot_be_done_is_refused_by_name(self):
         def work(rank, size):
             for wrong, text in [
-                (lambda: dist.all_reduce(torch.zeros(1, dtype=torch.int16)), "cannot reduce tensors of torch.int16"),
+                (lambda: dist.all_reduce(torch.zeros(1, dtype=torch.float8_e4m3fnuz)), "cannot reduce tensors of torch.float8_e4m3fnuz"),
                 (lambda: dist.all_reduce(torch.zeros(1), op=dist.ReduceOp.BAND), "needs integers"),
                 (lambda: dist.all_reduce(torch.zeros(1, device="meta")), "on the CPU"),
             ]:
@@ -203,8 +203,120 @@ class Collectives(unittest.TestCase):
 
         processes(1, work)
 
+    def test_averages_of_large_numbers_stay_in_range(self):
+        def work(rank, size):
+            for dtype, large in [(torch.float16, 40_000), (torch.bfloat16, 3e38), (torch.float8_e5m2, 40_000)]:
+                x = torch.full((4,), large, dtype=dtype)
+                dist.all_reduce(x, op=dist.ReduceOp.AVG)
+                assert (x.double() == torch.full((4,), large, dtype=dtype).double()).all(), x
+            large = torch.full((4,), 40_000, dtype=torch.float16)
+            part, whole = torch.zeros_like(large[:2]), large.clone()
+            dist.reduce_scatter_tensor(part, whole, op=dist.ReduceOp.AVG)
+            assert (part == 40_000).all() and (whole == 40_000).all(), (part, whole)
+            dist.reduce(whole, 1, op=dist.ReduceOp.AVG)
+            assert (whole == 40_000).all(), whole
+
+        everywhere(2, work)
+
+    def test_short_integers_are_reduced_with_their_own_wrap_around(self):
+        def work(rank, size):
+            for dtype in (torch.int16, torch.uint16):
+                for op, wanted in [("SUM", 6), ("PRODUCT", 6), ("MIN", 1), ("MAX", 3), ("BOR", 3), ("AVG", 2)]:
+                    x = torch.full((3, 2), rank + 1).to(dtype)
+                    dist.all_reduce(x, op=getattr(dist.ReduceOp, op))
+                    assert x.dtype == dtype and x.to(torch.int64).tolist() == [[wanted] * 2] * 3, (dtype, op, x)
+            x = torch.full((2,), 20_000, dtype=torch.int16)
+            dist.all_reduce(x)
+            assert (x == 60_000 - 65_536).all(), x
+            x = torch.full((6,), rank - 2, dtype=torch.int16)
+            part = torch.zeros(2, dtype=torch.int16)
+            dist.reduce_scatter_tensor(part, x)
+            assert (part == -3).all() and (x == rank - 2).all(), (part, x)
+            dist.reduce(x, 1)
+            assert (x == (-3 if rank == 1 else rank - 2)).all(), x
+
+        everywhere(3, work)
+
+    def test_conjugated_and_negated_views_are_sent_as_their_values(self):
+        """Of conjugated tensors, torch hands those of a gather to the backend, and refuses the others itself."""
+
+        def work(rank, size):
+            own = [torch.tensor([1 + 2j, 3 - 4j]) * (r + 1) for r in range(size)]
+            wanted = [z.conj_physical() for z in own]
+            view = own[rank].conj()
+            assert view.is_conj()
+            parts = [torch.zeros(2, dtype=torch.complex64) for _ in range(size)]
+            dist.gather(view, parts if rank == 0 else None, 0)
+            if rank == 0:
+                assert all(map(torch.equal, parts, wanted)), parts
+            for operation, sums in [(dist.all_reduce, [-6, 12]), (lambda x: dist.broadcast(x, 1), [-4, 8])]:
+                negated = own[rank].clone().conj().imag
+                assert negated.is_neg()
+                operation(negated)
+                assert negated.tolist() == sums, negated
+
+        everywhere(2, work)
+
 
 class Messages(unittest.TestCase):
+    def test_messages_to_oneself_meet_by_tag_and_in_order(self):
+        def work(rank, size):
+            # An exchange by hand, with the rank's own part in it.
+            got = [torch.zeros(2) for _ in range(size)]
+            ops = []
+            for peer in range(size):
+                ops.append(dist.P2POp(dist.isend, torch.full((2,), 10.0 * rank + peer), peer))
+                ops.append(dist.P2POp(dist.irecv, got[peer], peer))
+            for done in dist.batch_isend_irecv(ops):
+                done.wait()
+            assert [part.tolist() for part in got] == [[10.0 * r + rank] * 2 for r in range(size)], got
+
+            # Receives first, in the other order of tags, into a view that is not contiguous and a longer tensor.
+            strided, longer = torch.zeros(2, 4)[:, ::2], torch.zeros(3)
+            second, first = dist.irecv(strided, rank, tag=2), dist.irecv(longer, rank, tag=1)
+            assert not first.is_completed()
+            dist.isend(torch.tensor([5.0, 6.0]), rank, tag=1).wait()
+            dist.isend(torch.full((2, 2), 7.0), rank, tag=2).wait()
+            first.wait()
+            second.wait()
+            assert longer.tolist() == [5, 6, 0] and (strided == 7).all(), (longer, strided)
+
+            sent, received = dist.isend(torch.ones(4), rank), dist.irecv(torch.zeros(2), rank)
+            for work in (sent, received):
+                try:
+                    work.wait()
+                except evenkeel.MismatchError as error:
+                    assert "16 bytes, and the tensor 8" in str(error), error
+                else:
+                    raise AssertionError("the tensor is too short")
+            try:
+                dist.irecv(torch.zeros(2), rank).wait(timedelta(milliseconds=10))
+            except evenkeel.TimeoutError as error:
+                assert "receive of tag 0 from this rank itself" in str(error), error
+            else:
+                raise AssertionError("nobody has sent a message")
+
+        everywhere(2, work)
+
+    def test_copy_that_fails_fails_in_each_wait(self):
+        def work(rank, size):
+            target = torch.zeros(2, 3)
+
+            def finish():
+                target.copy_(torch.zeros(5))
+
+            done = evenkeel.torch.Work([target], [], None)
+            done._finish = finish
+            for _ in range(2):
+                try:
+                    done.wait()
+                except RuntimeError as error:
+                    assert "size" in str(error), error
+                else:
+                    raise AssertionError("the tensors have different sizes")
+
+        processes(1, work)
+
     def test_messages_cross_and_any_source_is_named(self):
         def work(rank, size):
             right, left = (rank + 1) % size, (rank - 1) % size
