@@ -39,6 +39,15 @@ const LOOPBACK_INLINE: usize = 128 << 10;
 /// The chunk length over the loopback interface: a whole piece of an operation.
 const LOOPBACK_CHUNK: usize = 1 << 20;
 
+fn env(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+/// A filter of interfaces from Gloo's list of them, which has whole names.
+fn gloo_interfaces(names: Option<String>) -> Option<String> {
+    names.filter(|names| !names.is_empty()).map(|names| format!("={names}"))
+}
+
 /// This process's network, for all groups of the process.
 ///
 /// It has many flows for each pair of ranks and a few threads for all pairs. The environment variables of the NCCL plugin set it. As
@@ -50,12 +59,17 @@ pub struct Tcp {
 }
 
 impl Tcp {
-    /// Opens the network as the environment sets it.
+    /// Opens the network as the environment sets it. Where `NCCL_SOCKET_IFNAME` is not set, Gloo's `GLOO_SOCKET_IFNAME` names the
+    /// interfaces.
     ///
     /// # Errors
     /// Names the variable whose value is invalid, or says that there is no usable interface.
     pub fn from_env() -> Result<Self> {
-        Self::open(|_, set| set, false)
+        let value = |name: &str, set: Option<String>| match name {
+            "NCCL_SOCKET_IFNAME" => set.or_else(|| gloo_interfaces(env("GLOO_SOCKET_IFNAME"))),
+            _ => set,
+        };
+        Self::open(value, false)
     }
 
     /// Opens the network as the environment sets it, but over this interface, such as `lo`.
@@ -112,11 +126,8 @@ impl Tcp {
         value: impl Fn(&str, Option<String>) -> Option<String>,
         single_host: bool,
     ) -> Result<Self> {
-        let mut settings = Settings::from_lookup(|name| {
-            let set = std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-            value(name, set)
-        })
-        .map_err(|error| Error::argument(error.to_string()))?;
+        let mut settings = Settings::from_lookup(|name| value(name, env(name)))
+            .map_err(|error| Error::argument(error.to_string()))?;
         if single_host {
             settings.set_caller_bytes(u64::MAX);
         }

@@ -151,7 +151,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
         },
         apply: |settings, value| {
             value.clone_into(&mut settings.rdma_ports);
-            Some(())
+            NameFilter::is_valid(value).then_some(())
         },
     },
     Setting {
@@ -389,7 +389,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
         },
         apply: |settings, value| {
             value.clone_into(&mut settings.interfaces);
-            Some(())
+            NameFilter::is_valid(value).then_some(())
         },
     },
     Setting {

@@ -9,6 +9,12 @@ pub(crate) struct NameFilter<'a> {
 }
 
 impl<'a> NameFilter<'a> {
+    /// Whether the text is a filter: `^` and `=` stand before the first name, in this order, and nowhere else.
+    pub(crate) fn is_valid(text: &str) -> bool {
+        let names = text.strip_prefix('^').unwrap_or(text);
+        !names.strip_prefix('=').unwrap_or(names).contains(['^', '='])
+    }
+
     pub(crate) fn parse(text: &'a str) -> Self {
         let (exclude, text) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
         let (exact, text) = text.strip_prefix('=').map_or((false, text), |rest| (true, rest));
@@ -37,5 +43,20 @@ impl<'a> NameFilter<'a> {
 
     fn is(&self, name: &str, wanted: &str) -> bool {
         if self.exact { name == wanted } else { name.starts_with(wanted) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signs_stand_before_the_first_name_only() {
+        for right in ["", "eth", "=eth0", "^lo", "^=eth0,eth1", "eth0, eth1", "mlx5_0:1,mlx5_1"] {
+            assert!(NameFilter::is_valid(right), "{right}");
+        }
+        for wrong in ["eth0,^lo", "=^eth0", "^^lo", "==eth0", "^=eth0,=eth1"] {
+            assert!(!NameFilter::is_valid(wrong), "{wrong}");
+        }
     }
 }
