@@ -340,6 +340,24 @@ class InvalidArguments(unittest.TestCase):
 
 
 class Failures(unittest.TestCase):
+    def test_interface_of_gloo_is_used_where_nccls_is_not_set(self):
+        program = "import evenkeel; evenkeel.init(evenkeel.MemoryStore(), 0, 1, transport='tcp').barrier()"
+        for variables, wanted in (
+            ({"GLOO_SOCKET_IFNAME": "lo"}, None),
+            ({"GLOO_SOCKET_IFNAME": "nosuch0"}, "nosuch0"),
+            ({"GLOO_SOCKET_IFNAME": "nosuch0", "NCCL_SOCKET_IFNAME": "nosuch1"}, "nosuch1"),
+            ({"NCCL_SOCKET_IFNAME": "eth0,^lo"}, "NCCL_SOCKET_IFNAME"),
+        ):
+            with self.subTest(variables):
+                ran = subprocess.run(
+                    [sys.executable, "-c", program], env=os.environ | variables, capture_output=True, text=True, timeout=60
+                )
+                if wanted is None:
+                    self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+                else:
+                    self.assertNotEqual(ran.returncode, 0)
+                    self.assertIn(wanted, ran.stderr.splitlines()[-1])
+
     def test_timeout_names_ranks_that_do_not_join(self):
         with self.assertRaises(evenkeel.TimeoutError) as caught:
             evenkeel.init(evenkeel.MemoryStore(), 0, 3, transport="shm", timeout=0.3)
@@ -418,6 +436,83 @@ class Failures(unittest.TestCase):
                     self.assertEqual((caught.exception.ranks, caught.exception.group_usable), ((1,), False))
                 finally:
                     other.kill()
+
+    def test_receive_from_any_rank_goes_on_without_those_that_have_exited(self):
+        program = (
+            "import evenkeel, numpy, sys, time\n"
+            "rank = int(sys.argv[2])\n"
+            "group = evenkeel.init(sys.argv[1], rank, 3, transport=sys.argv[3])\n"
+            # Past the time after which rank 0 asks whether the others are alive.
+            "time.sleep(1 if rank == 2 else 0)\n"
+            "group.send(numpy.full(1, rank), 0); group.close()"
+        )
+        for transport in TRANSPORTS:
+            with self.subTest(transport), evenkeel.StoreServer() as store:
+                others = [
+                    subprocess.Popen([sys.executable, "-c", program, store.address, str(rank), transport]) for rank in (1, 2)
+                ]
+                try:
+                    with evenkeel.init(store.address, 0, 3, transport=transport, timeout=20) as group:
+                        self.assertEqual(others[0].wait(60), 0)
+                        got = np.zeros(1, dtype=np.int64)
+                        for rank in (1, 2):
+                            self.assertEqual(group.recv(got), (rank, 1))
+                            self.assertEqual(got[0], rank)
+                        self.assertEqual(others[1].wait(60), 0)
+                        with self.assertRaises(evenkeel.LostError) as caught:
+                            group.recv(got)
+                        self.assertEqual(caught.exception.ranks, (1, 2))
+                finally:
+                    for other in others:
+                        other.kill()
+                        other.wait()
+
+    def test_forked_child_gets_errors_and_leaves_its_parents_group_alone(self):
+        def outcomes_in_child(group):
+            """What each call in a forked child raises, as a list of its classes."""
+            read, write = os.pipe()
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)
+                raised = []
+                for call in (
+                    lambda: group.allreduce(np.ones(4)),
+                    lambda: group.allreduce(np.ones(4), wait=False).wait(),
+                    lambda: group.send(np.ones(1), 1 - group.rank),
+                    lambda: group.recv(np.ones(1)),
+                    lambda: group.sub_group([0, 1]).barrier(),
+                    lambda: group.reconfigure(),
+                    lambda: group.abort("the child aborts"),
+                    group.close,
+                ):
+                    try:
+                        call()
+                        raised.append("nothing")
+                    except BaseException as error:  # noqa: BLE001 - the parent looks at it
+                        raised.append(f"{type(error).__name__}: {error}")
+                os.write(write, "\n".join(raised).encode())
+                os._exit(0)
+            os.close(write)
+            with open(read, encoding="utf-8") as lines:
+                raised = lines.read().splitlines()
+            self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+            return raised
+
+        def work(group):
+            group.allreduce(np.ones(100_000))
+            group.allreduce(np.ones(4), wait=False).wait()
+            if group.rank == 0:
+                *operations, abort, close = outcomes_in_child(group)
+                for raised in operations:
+                    self.assertRegex(raised, "^Error: this process was forked from the one that made the group")
+                self.assertEqual((abort, close), ("nothing", "nothing"))
+            data = np.ones(100_000)
+            group.allreduce(data)
+            self.assertEqual(data.tolist(), [2.0] * 100_000)
+
+        for transport in TRANSPORTS:
+            with self.subTest(transport):
+                threads(2, work, transport=transport)
 
     def test_reconfigure_goes_on_without_lost_ranks_and_with_newcomers(self):
         store = evenkeel.MemoryStore()

@@ -38,6 +38,15 @@ pub(crate) enum Poll<T> {
     Idle,
 }
 
+/// Which of the ranks that an operation waits for it needs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Needs {
+    /// Each of them: if one is lost, so is the operation.
+    All,
+    /// One of them: it goes on as long as one may still come.
+    Any,
+}
+
 /// The wait of one operation.
 pub(crate) struct Wait<'a> {
     mesh: &'a Mesh,
@@ -46,6 +55,7 @@ pub(crate) struct Wait<'a> {
     what: &'static str,
     tag: u32,
     timeout: Duration,
+    needs: Needs,
     /// When polling first found nothing.
     idle_since: Option<Instant>,
     /// The bytes carried when last checked, and since when the number has not changed.
@@ -79,12 +89,26 @@ impl<'a> Wait<'a> {
             what,
             tag,
             timeout,
+            needs: Needs::All,
             idle_since,
             carried,
             probes,
             report,
             exited,
         })
+    }
+
+    /// As [`Wait::new`], for an operation that one of the awaited ranks ends.
+    ///
+    /// # Errors
+    /// As [`Wait::new`].
+    pub(crate) fn for_any(
+        mesh: &'a Mesh,
+        what: &'static str,
+        tag: u32,
+        timeout: Duration,
+    ) -> Result<Self> {
+        Ok(Self { needs: Needs::Any, ..Self::new(mesh, what, tag, timeout)? })
     }
 
     /// Polls until the operation is done. `awaited` gives the ranks that it waits for and the bytes that their links have carried,
@@ -149,7 +173,7 @@ impl<'a> Wait<'a> {
         if let Some(failure) = self.mesh.liveness().failure() {
             return Err(failure.error());
         }
-        if !self.exited.is_empty() {
+        if self.is_lost(&self.exited, &ranks) {
             self.report.lost = std::mem::take(&mut self.exited);
             return Err(self.lost());
         }
@@ -182,6 +206,12 @@ impl<'a> Wait<'a> {
         Ok(())
     }
 
+    /// Whether the operation cannot end, as these ranks of those that it waits for are lost.
+    fn is_lost(&self, lost: &[(usize, &'static str)], awaited: &[usize]) -> bool {
+        let is_lost = |rank: &usize| lost.iter().any(|(lost, _)| lost == rank);
+        !lost.is_empty() && (self.needs == Needs::All || awaited.iter().all(is_lost))
+    }
+
     /// Probes whether an awaited process has exited, which links through shared memory do not tell. What it sent before may still
     /// arrive: it is lost if nothing does until the next turn.
     fn probe_exits(&mut self, ranks: &[usize]) {
@@ -201,7 +231,8 @@ impl<'a> Wait<'a> {
         let Self { mesh, .. } = self;
         self.operation.waits_for(ranks.clone());
         let time = (self.timeout / 5).min(Duration::from_secs(5));
-        self.report = probe_transitively(mesh.probe_addresses(), mesh.own_rank(), ranks, time);
+        let (addresses, own) = (mesh.probe_addresses(), mesh.own_rank());
+        self.report = probe_transitively(addresses, own, ranks.clone(), time);
         if let Some(failure) = self.report.failure.take() {
             return Err(mesh.liveness().fail(failure).error());
         }
@@ -214,7 +245,7 @@ impl<'a> Wait<'a> {
         if let Some(failure) = mesh.liveness().failure() {
             return Err(failure.error());
         }
-        if self.report.lost.is_empty() { Ok(()) } else { Err(self.lost()) }
+        if self.is_lost(&self.report.lost, &ranks) { Err(self.lost()) } else { Ok(()) }
     }
 
     /// Ends the group on all ranks.

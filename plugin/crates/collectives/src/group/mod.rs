@@ -147,13 +147,16 @@ impl Group {
 
     /// The error that ended the group, if it has failed. The group cannot be used then.
     pub fn failure(&self) -> Option<Error> {
-        let replaced = self.check_not_replaced().err();
+        let replaced = self.check_usable().err();
         let failure = || self.mesh.liveness().failure();
         replaced.or_else(|| failure().map(|failure| self.renumbered(failure.error())))
     }
 
     /// Aborts the group on all ranks. Their operations fail with this reason.
     pub fn abort(&self, reason: &str) {
+        if self.mesh.liveness().is_forked() {
+            return;
+        }
         let text = format!("{} aborted: {reason}", self.mesh.describe(self.mesh.own_rank()));
         let failure = GroupFailure { kind: ErrorKind::Aborted, ranks: vec![], text };
         abort_group(
@@ -228,7 +231,10 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if !self.unfinished.load(Ordering::Relaxed) {
+        if self.mesh.liveness().is_forked() {
+            // Its end would close the parent's links.
+            std::mem::forget(Arc::clone(&self.mesh));
+        } else if !self.unfinished.load(Ordering::Relaxed) {
             self.mesh.forget_group(self.id);
         }
     }

@@ -364,7 +364,7 @@ impl Group {
         work: &mut [u8],
         (combine, call): (Combine<'_>, &Call),
     ) -> Result<()> {
-        self.check_not_replaced()?;
+        self.check_usable()?;
         let job = Job {
             mesh: &self.mesh,
             members: &self.members,

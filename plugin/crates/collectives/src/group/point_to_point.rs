@@ -71,7 +71,7 @@ impl Group {
         call: &Call,
         max_part: usize,
     ) -> Result<(usize, usize)> {
-        self.check_not_replaced()?;
+        self.check_usable()?;
         let timeout = call.timeout.unwrap_or(self.timeout);
         let (mut key, mut sender, mut received) = (self.message_key(call), 0, 0);
         loop {

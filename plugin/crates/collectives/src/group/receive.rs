@@ -43,7 +43,8 @@ impl MessageReceive<'_> {
     /// Receives the message. Returns the sender, as an index of `from`, and the number of bytes.
     pub(crate) fn receive(&self, into: &mut [u8]) -> Result<(usize, usize)> {
         let Self { mesh, key, timeout, from } = *self;
-        let mut wait = Wait::new(mesh, "receive", key.tag, timeout)?;
+        let new = if from.len() == 1 { Wait::new } else { Wait::for_any };
+        let mut wait = new(mesh, "receive", key.tag, timeout)?;
         // SAFETY: the receive takes the memory back when it is dropped, which is before the borrow ends; it is not forgotten.
         let into = unsafe { Target::lend(into) };
         let (index, receive) = match *from {
@@ -73,7 +74,8 @@ impl MessageReceive<'_> {
         Ok((index, bytes))
     }
 
-    /// Posts the receive at the first rank that sends the message. Ranks that have left are skipped as long as others may send.
+    /// Posts the receive at the first rank that sends the message. Ranks that have left or exited are skipped as long as others
+    /// may send.
     fn find(&self, wait: &mut Wait<'_>, into: Target) -> Result<(usize, ReceiveGuard<'_>)> {
         let Self { mesh, key, from, timeout } = *self;
         let mut candidates = vec![true; from.len()];
@@ -97,7 +99,7 @@ impl MessageReceive<'_> {
                 }
             }
             let Some((index, error)) = error else { return Ok(Poll::Idle) };
-            candidates[index] = error.mismatch || !mesh.has_left(error.rank, timeout / 5);
+            candidates[index] = error.mismatch || !mesh.is_gone(error.rank, timeout / 5);
             if candidates[index] || !candidates.contains(&true) {
                 Err(error)
             } else {

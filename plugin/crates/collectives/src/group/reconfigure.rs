@@ -75,7 +75,7 @@ impl Group {
         let timeout = options.timeout.unwrap_or(self.timeout);
         let deadline = Instant::now() + timeout;
         let request = Request { store, min_size: options.min_size, deadline, timeout };
-        self.check_not_replaced()?;
+        self.check_usable()?;
         let next = self.follow(&request)?;
         self.replaced.store(true, Ordering::Release);
         if !self.is_sub_group {
@@ -119,8 +119,9 @@ impl Group {
     }
 
     /// # Errors
-    /// When the group was reconfigured.
-    pub(super) fn check_not_replaced(&self) -> Result<()> {
+    /// When the group was reconfigured, or this is a forked child of the process that made it.
+    pub(super) fn check_usable(&self) -> Result<()> {
+        self.mesh.liveness().check_not_forked()?;
         if self.replaced.load(Ordering::Acquire) { Err(replaced().error()) } else { Ok(()) }
     }
 

@@ -125,6 +125,9 @@ impl Group {
         sequence: Sequence,
         operation: impl FnOnce(&Self) -> Result<T> + Send + 'static,
     ) -> Request<T> {
+        if let Err(error) = self.check_usable() {
+            return Request::ready(Err(error));
+        }
         let request = Request::new();
         let (group, started) = (Arc::clone(self), request.clone());
         let task = move || {
@@ -175,6 +178,7 @@ impl Group {
         limit: Option<Duration>,
         operation: impl FnOnce(&Self) -> Result<T>,
     ) -> Result<T> {
+        self.check_usable()?;
         self.queues.run(sequence, limit, || operation(self)).unwrap_or_else(|| {
             self.unfinished.store(true, Ordering::Relaxed);
             let limit = limit.unwrap_or(self.timeout);

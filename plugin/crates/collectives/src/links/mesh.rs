@@ -350,9 +350,10 @@ impl Mesh {
         }
     }
 
-    /// Probes whether a rank has left.
-    pub(crate) fn has_left(&self, rank: usize, time: Duration) -> bool {
-        self.probe_addresses[rank].probe(time) == PeerStatus::Left
+    /// Probes whether a rank has left the group, or its process has exited.
+    pub(crate) fn is_gone(&self, rank: usize, time: Duration) -> bool {
+        let status = self.probe_addresses[rank].probe(time);
+        status == PeerStatus::Left || status.has_exited()
     }
 
     /// Whether a link with a rank is being made, which wakes no sleeping thread.

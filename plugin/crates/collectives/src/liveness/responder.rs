@@ -5,8 +5,8 @@ use std::io::{self, ErrorKind as IoErrorKind, Read, Write};
 use std::net::{Ipv6Addr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{process, thread};
 
 use evenkeel_tls::JobIdentity;
 use evenkeel_transport::sync::lock;
@@ -19,6 +19,7 @@ use super::frame::{
 };
 use crate::accept::{ACCEPT_RETRY_DELAY, accept_all, prepare_listener};
 use crate::codec::{Reader, put_list};
+use crate::error::{ErrorKind, Result};
 use crate::job_stream::{self, JobStream};
 
 /// Maximum number of open connections. One more replaces the oldest.
@@ -28,9 +29,17 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often the thread checks whether this process still has members.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
+/// Why a group cannot be used in a forked child. The links and the threads are those of the process that made it.
+fn forked() -> GroupFailure {
+    let text = "this process was forked from the one that made the group: make a group here, or call from the parent";
+    GroupFailure { kind: ErrorKind::System, ranks: vec![], text: text.to_owned() }
+}
+
 /// This process's state as a member of a group: its failure, and the ranks that it waits for.
 pub(crate) struct Liveness {
     id: u64,
+    /// The process that made it.
+    process: u32,
     failed: AtomicBool,
     state: Mutex<MemberState>,
     /// Keeps the responder thread running.
@@ -63,6 +72,7 @@ impl Liveness {
         let responder = Responder::get()?;
         let liveness = Arc::new(Self {
             id: u64::from_le_bytes(evenkeel_transport::random()?),
+            process: process::id(),
             failed: AtomicBool::new(false),
             state: Mutex::default(),
             responder,
@@ -81,8 +91,23 @@ impl Liveness {
         self.responder.port
     }
 
-    /// The failure of the group, if it has failed.
+    /// Whether this is a forked child of the process that made the group.
+    pub(crate) fn is_forked(&self) -> bool {
+        process::id() != self.process
+    }
+
+    /// # Errors
+    /// When this is a forked child.
+    pub(crate) fn check_not_forked(&self) -> Result<()> {
+        if self.is_forked() { Err(forked().error()) } else { Ok(()) }
+    }
+
+    /// The failure of the group, if it has failed. In a forked child it has, and no lock is taken: another thread of the parent may
+    /// have held it.
     pub(crate) fn failure(&self) -> Option<GroupFailure> {
+        if self.is_forked() {
+            return Some(forked());
+        }
         if !self.failed.load(Ordering::Acquire) {
             return None;
         }

@@ -189,6 +189,11 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
+        if self.state.mesh.liveness().is_forked() {
+            // The thread is the parent's, and so are the links.
+            std::mem::forget((self.thread.take(), Arc::clone(&self.state)));
+            return;
+        }
         self.state.closed.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             // A panic there has been reported by its own message.
