@@ -976,3 +976,39 @@ func TestUserRoles(t *testing.T) {
 		t.Error("userRoles.enabled=false makes roles")
 	}
 }
+
+// An API server reads a policy's parameters before it looks at whose request it is. Where the kind of the parameters is not
+// served, a policy that fails closed denies everybody's requests for the objects that it is about.
+func TestPoliciesThatFailClosedNeedNoForeignKind(t *testing.T) {
+	t.Parallel()
+	const mode = "injection.mode=MutatingAdmissionPolicy"
+	for name, arguments := range map[string][]string{
+		"without a cluster":             nil,
+		"with Kueue":                    {"--api-versions", "kueue.x-k8s.io/v1beta2/AdmissionCheck"},
+		"with an older Kueue":           {"--api-versions", "kueue.x-k8s.io/v1beta1/AdmissionCheck"},
+		"without a webhook":             {"--kube-version=1.36", "--set", mode},
+		"without a webhook, with Kueue": {"--kube-version=1.36", "--set", mode, "--api-versions", "kueue.x-k8s.io/v1beta2/AdmissionCheck"},
+	} {
+		foreign := 0
+		for key, object := range render(t, "evenkeel", append([]string{"--set", "reduction.image=reduction:1"}, arguments...)...) {
+			kind, found, err := unstructured.NestedString(object.Object, "spec", "paramKind", "apiVersion")
+			if err != nil {
+				t.Errorf("%s: %s: %v", name, key, err)
+			}
+			if !found || kind == "v1" || strings.HasPrefix(kind, "evenkeel.dev/") {
+				continue
+			}
+			foreign++
+			if policy, _, _ := unstructured.NestedString(object.Object, "spec", "failurePolicy"); policy != "Ignore" {
+				t.Errorf("%s: %s, with parameters of %s, has failurePolicy %q", name, key, kind, policy)
+			}
+		}
+		want := 0
+		if slices.Contains(arguments, "--api-versions") {
+			want = 2 // one for each account that answers Kueue
+		}
+		if foreign != want {
+			t.Errorf("%s: %d policies with parameters of others, want %d", name, foreign, want)
+		}
+	}
+}

@@ -436,6 +436,7 @@ func TestKueueGuardLimitsController(t *testing.T) {
 		for name, err := range map[string]error{
 			"an answer for another controller": patch(waiting, checks(state("guarded", "Ready"), state("another", "Ready"))),
 			"another check's answer removed":   patch(waiting, checks(state("guarded", "Ready"))),
+			"a rejection":                      patch(waiting, checks(state("guarded", "Rejected"), string(kept))),
 			"a check that Kueue does not ask":  patch(waiting, checks(state("guarded", "Ready"), string(kept), state("third", "Ready"))),
 			"admission":                        patch(waiting, `{"status": {"admission": null}}`),
 			"a condition of the workload":      patch(waiting, `{"status": {"conditions": [{"type": "Admitted", "status": "True", "reason": "r", "message": "m", "lastTransitionTime": `+now+`}]}}`),
@@ -453,6 +454,9 @@ func TestKueueGuardLimitsController(t *testing.T) {
 			if err != nil {
 				t.Errorf("%s: %v", what, err)
 			}
+		}
+		if err := patch(waiting, checks(state("guarded", "Retry"), string(kept))); err == nil || !strings.Contains(err.Error(), "pending AdmissionChecks only") {
+			t.Errorf("another answer for a check that has one: %v", err)
 		}
 	})
 }

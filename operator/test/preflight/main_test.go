@@ -120,7 +120,7 @@ func run(m *testing.M) (code int, err error) {
 // prepare makes what every check needs: the namespace, the chart's permissions, a profile.
 func prepare(root string) error {
 	// On a machine that has no Helm yet this builds it, for as long as that takes.
-	objects, err := apiserver.Chart(root, namespace, "--set", "nvsentinel.connector=unix:///run/nvsentinel.sock")
+	objects, err := apiserver.Chart(root, namespace, "--set", "nvsentinel.connector=unix:///run/nvsentinel.sock", "--api-versions", "kueue.x-k8s.io/v1beta2/AdmissionCheck")
 	if err != nil {
 		return err
 	}
