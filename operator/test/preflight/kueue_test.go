@@ -364,6 +364,59 @@ func TestKueueWorkloadReturnsQuotaAfterTimeout(t *testing.T) {
 	}
 }
 
+// waitsFor adds checks that Kueue waits for to a workload.
+func waitsFor(t *testing.T, workload *unstructured.Unstructured, checks ...string) {
+	t.Helper()
+	list, _, err := unstructured.NestedSlice(workload.Object, "status", "admissionChecks")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range checks {
+		list = append(list, map[string]any{"name": name, "state": "Pending", "message": "", "lastTransitionTime": time.Now().UTC().Format(time.RFC3339)})
+	}
+	if err := unstructured.SetNestedSlice(workload.Object, list, "status", "admissionChecks"); err != nil {
+		t.Fatal(err)
+	}
+	if err := admin.Status().Update(t.Context(), workload); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// allAnswered waits until all checks of the workload are Ready but that of another controller, with a message that has the part.
+func allAnswered(t *testing.T, workload *unstructured.Unstructured, part string) {
+	t.Helper()
+	eventually(t, workload.GetName()+" has all its checks Ready", func(ctx context.Context) (bool, error) {
+		if err := admin.Get(ctx, client.ObjectKeyFromObject(workload), workload); err != nil {
+			return false, err
+		}
+		list, _, err := unstructured.NestedSlice(workload.Object, "status", "admissionChecks")
+		for _, item := range list {
+			c, _ := item.(map[string]any)
+			if message, _ := c["message"].(string); c["name"] != "another" && (c["state"] != "Ready" || !strings.Contains(message, part)) {
+				return false, err
+			}
+		}
+		return true, err
+	})
+}
+
+// A ClusterQueue with a check for each of its flavors gives a workload all of them.
+func TestKueueAnswersEachOfSeveralChecks(t *testing.T) {
+	names := []string{"several", "several-too", strings.Repeat("long-", 30) + "name"}
+	for _, name := range names {
+		admissionCheck(t, name, "several")
+	}
+	w := reservedWorkload(t, "several", names[0], "several-0")
+	waitsFor(t, w, names[1:]...)
+	stop := start(t, newFleet(t, stuck), &clock{}, &clock{})
+	allAnswered(t, w, "none of the nodes")
+	stop()
+	left := reservedWorkload(t, "several-left", names[0], "several-0")
+	waitsFor(t, left, names[1:]...)
+	cleanup(t)
+	allAnswered(t, left, "Evenkeel was uninstalled")
+}
+
 // Kueue's workloads are many, and most are nobody's business. Until an AdmissionCheck is Evenkeel's, the controller asks for none.
 func TestKueueWorkloadsAreWatchedOnDemand(t *testing.T) {
 	var mu sync.Mutex

@@ -5,6 +5,7 @@ package kueue
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"maps"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -157,7 +159,7 @@ func setActive(ctx context.Context, c client.Client, check *unstructured.Unstruc
 	if err != nil {
 		return err
 	}
-	_, err = applyStatus(ctx, c, check, map[string]any{"conditions": []any{condition}})
+	_, err = applyStatus(ctx, c, check, fieldOwner, map[string]any{"conditions": []any{condition}})
 	return err
 }
 
@@ -292,19 +294,29 @@ func writeState(ctx context.Context, c client.Client, w pendingCheck, state, mes
 	if delay != nil {
 		entry["requeueAfterSeconds"] = int64(*delay / time.Second)
 	}
-	return applyStatus(ctx, c, w.object, map[string]any{"admissionChecks": []any{entry}})
+	return applyStatus(ctx, c, w.object, ownerOf(w.check), map[string]any{"admissionChecks": []any{entry}})
 }
 
-// applyStatus writes a part of the object's status. If somebody changed the object meanwhile it does nothing: that change is
-// another event.
-func applyStatus(ctx context.Context, c client.Client, object *unstructured.Unstructured, status map[string]any) (written bool, err error) {
+// ownerOf is the field owner of the state of a workload's check. Each check has one: what an owner applies replaces all that it
+// applied before, so the state of one check would take the fields of another.
+func ownerOf(check string) client.FieldOwner {
+	owner := fieldOwner + "/" + client.FieldOwner(check)
+	if len(owner) > validation.FieldManagerMaxLength {
+		owner = client.FieldOwner(fmt.Sprintf("%s/%x", fieldOwner, sha256.Sum256([]byte(check))))
+	}
+	return owner
+}
+
+// applyStatus writes a part of the object's status as the owner. If somebody changed the object meanwhile it does nothing: that
+// change is another event.
+func applyStatus(ctx context.Context, c client.Client, object *unstructured.Unstructured, owner client.FieldOwner, status map[string]any) (written bool, err error) {
 	apply := &unstructured.Unstructured{Object: map[string]any{"status": status}}
 	apply.SetGroupVersionKind(object.GroupVersionKind())
 	apply.SetNamespace(object.GetNamespace())
 	apply.SetName(object.GetName())
 	apply.SetUID(object.GetUID())
 	apply.SetResourceVersion(object.GetResourceVersion())
-	err = c.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(apply), fieldOwner, client.ForceOwnership)
+	err = c.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(apply), owner, client.ForceOwnership)
 	if ignoreChanged(err) != nil {
 		return false, fmt.Errorf("write the status of %s %s: %w", object.GetKind(), object.GetName(), err)
 	}
