@@ -90,6 +90,10 @@ func dropCopiedGate(job *unstructured.Unstructured) error {
 	if suspended, _ := workload.Suspended(job); !suspended || value == evenkeel.GatedSuspendedValue {
 		return nil
 	}
+	if workload.Queued(job) {
+		// Kueue starts it. Evenkeel may have suspended this very job a moment ago, before another webhook put it into the queue.
+		return nil
+	}
 	// Evenkeel suspended the other one, and not its user.
 	if err := workload.Suspend(job, false); err != nil {
 		return refusal{err}

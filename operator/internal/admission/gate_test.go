@@ -92,6 +92,7 @@ func TestGateOfNewJob(t *testing.T) {
 		"copied from a gated job, without a gate":    {"", isGated, wants + disabled, "true", "runs", ""},
 		"copied from one that its user suspended":    {"", `"evenkeel.dev/gated": "suspended"`, wants, "true", "suspended", ""},
 		"with the label, which its user has written": {"", isGated, wants, "false", "suspended, gated true", ""},
+		"copied from a gated job, in a queue":        {"", isGated + `, "kueue.x-k8s.io/queue-name": "team"`, wants, "true", "suspended", ""},
 		"in a queue, where a gate is mandatory":      {"Forbidden", `"kueue.x-k8s.io/queue-name": "team"`, wants + disabled, "true", "suspended", ""},
 	} {
 		t.Run(name, func(t *testing.T) {

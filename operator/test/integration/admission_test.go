@@ -3,16 +3,10 @@ package integration
 import (
 	"context"
 	"encoding/json"
-	"encoding/pem"
-	"io"
-	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 
-	admissionv1 "k8s.io/api/admission/v1"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -218,46 +212,9 @@ func TestInjectOnlyAnnotatedJobs(t *testing.T) {
 
 // TestInjectIsIdempotent has another webhook change the pod after ours, so that the API server calls ours again.
 func TestInjectIsIdempotent(t *testing.T) {
-	var calls atomic.Int32
-	mesh := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		calls.Add(1)
-		var review admissionv1.AdmissionReview
-		text, err := io.ReadAll(r.Body)
-		if err != nil || json.Unmarshal(text, &review) != nil {
-			http.Error(w, "not a review", http.StatusBadRequest)
-			return
-		}
-		patch := admissionv1.PatchTypeJSONPatch
-		review.Response = &admissionv1.AdmissionResponse{
-			UID: review.Request.UID, Allowed: true, PatchType: &patch,
-			Patch: []byte(`[{"op": "add", "path": "/spec/containers/-", "value": {"name": "mesh", "image": "registry.example.com/mesh:1"}}]`),
-		}
-		review.Request = nil
-		if err := json.NewEncoder(w).Encode(review); err != nil {
-			t.Errorf("answer: %v", err)
-		}
-	}))
-	defer mesh.Close()
-	ns := newNamespace(t, map[string]string{"mesh": "yes"})
-	fail, none := admissionregistrationv1.Fail, admissionregistrationv1.SideEffectClassNone
-	other := &admissionregistrationv1.MutatingWebhookConfiguration{
-		ObjectMeta: metav1.ObjectMeta{Name: "zz-mesh"}, // configurations are called in the order of their names
-		Webhooks: []admissionregistrationv1.MutatingWebhook{{
-			Name: "mesh.example.com", AdmissionReviewVersions: []string{"v1"}, SideEffects: &none, FailurePolicy: &fail,
-			ClientConfig: admissionregistrationv1.WebhookClientConfig{
-				URL: &mesh.URL, CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: mesh.Certificate().Raw}),
-			},
-			NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"mesh": "yes"}},
-			Rules: []admissionregistrationv1.RuleWithOperations{{
-				Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
-				Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}},
-			}},
-		}},
-	}
-	if err := admin.Create(t.Context(), other); err != nil {
-		t.Fatal(err)
-	}
-	remove(t, other)
+	ns := newNamespace(t, nil)
+	laterWebhook(t, ns, admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}},
+		`[{"op": "add", "path": "/spec/containers/-", "value": {"name": "mesh", "image": "registry.example.com/mesh:1"}}]`)
 
 	alone := createPod(t, labelledPod(newNamespace(t, nil)))
 	var both *corev1.Pod

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -213,6 +214,25 @@ func isStateOf(t *testing.T, job *unstructured.Unstructured, want string) {
 		got, err = stateOf(ctx, job)
 		return got == want, err
 	})
+}
+
+// Kueue gives a job without a queue the namespace's default one, after Evenkeel has gated the job. It finds the job suspended, and
+// starts it when the job has its quota.
+func TestGateLeavesJobOfDefaultQueueToKueue(t *testing.T) {
+	_, pool, ns := newGate(t, "defaulted", waitRegardless)
+	laterWebhook(t, ns, admissionregistrationv1.Rule{APIGroups: []string{"batch", "kubeflow.org"}, APIVersions: []string{"v1"}, Resources: []string{"jobs", "pytorchjobs"}},
+		`[{"op": "add", "path": "/metadata/labels/kueue.x-k8s.io~1queue-name", "value": "default"}]`)
+	for _, kind := range []string{"Job", "PyTorchJob"} {
+		var job *unstructured.Unstructured
+		eventually(t, "the other webhook is called", func(ctx context.Context) (bool, error) {
+			job = heldJob(t, kind, ns, pool)
+			err := dryRun(ctx, job)
+			return workload.Queue(job) == "default", err
+		})
+		if suspended, _ := workload.Suspended(job); !suspended || job.GetLabels()[evenkeel.GatedKey] != "" {
+			t.Errorf("the %s runs without quota, or has two gates: %v", kind, job.Object)
+		}
+	}
 }
 
 // The webhook gates a job, and the controller starts it. The installation has no bench image, so that its checks cannot be
