@@ -432,6 +432,25 @@ func TestCheckRunTimeoutIsInconclusive(t *testing.T) {
 	}
 }
 
+func TestCheckNamesWhatSuspendsItsJobs(t *testing.T) {
+	suspendJobs(t, "suspended")
+	f := newFleet(t, links(nil))
+	time := &clock{}
+	start(t, f, time, &clock{})
+	newNodes(t, "suspended", 2)
+	c := newCheck(t, "suspended", func(s *evenkeel.NetworkCheckSpec) { s.Stages = []evenkeel.Stage{"Pairs"} })
+	eventually(t, "its Job is there", func(ctx context.Context) (bool, error) {
+		var jobs batchv1.JobList
+		err := admin.List(ctx, &jobs, client.MatchingLabels{evenkeel.CheckKey: "suspended"})
+		return len(jobs.Items) > 0, err
+	})
+	time.advance(301 * 1e9)
+	c = ended(t, c)
+	if s := c.Status; s.Verdict != evenkeel.VerdictInconclusive || !strings.Contains(s.Message, "is suspended") || !strings.Contains(s.Message, "manageJobsWithoutQueueName") || !strings.Contains(s.Message, namespace) {
+		t.Errorf("%+v", s)
+	}
+}
+
 func TestCheckUnreadableLog(t *testing.T) {
 	f := newFleet(t, func(nodes []string) ending {
 		e := links(nil)(nodes)

@@ -194,7 +194,7 @@ func (f *fleet) job(ctx context.Context, j *batchv1.Job, pods []*corev1.Pod) err
 	f.mu.Lock()
 	f.runs[j.UID] = madeRun{j.Name, nodes}
 	f.mu.Unlock()
-	if len(j.Status.Conditions) > 0 {
+	if len(j.Status.Conditions) > 0 || j.Spec.Suspend != nil && *j.Spec.Suspend {
 		return nil
 	}
 	if len(pods) == 0 {

@@ -107,8 +107,11 @@ func terminatedStates(pod *corev1.Pod) []*corev1.ContainerStateTerminated {
 	return all
 }
 
-// pendingReason says what the pods of a timed-out run wait for.
-func pendingReason(pods []corev1.Pod, wanted int) string {
+// pendingReason says what a timed-out run or its pods wait for.
+func pendingReason(job runJob, pods []corev1.Pod, wanted int) string {
+	if job.suspended { // not by this controller
+		return fmt.Sprintf("%s is suspended, as Kueue does with manageJobsWithoutQueueName: let its managedJobsNamespaceSelector exclude the namespace %s", job.GetName(), job.GetNamespace())
+	}
 	if len(pods) < wanted {
 		return fmt.Sprintf("%d of its %d pods exist", len(pods), wanted)
 	}

@@ -25,7 +25,7 @@ import (
 // runJob is a run's Job or MPIJob.
 type runJob struct {
 	client.Object
-	ended bool
+	ended, suspended bool
 	// failure is the reason and message of its controller; empty if it succeeded.
 	failure string
 }
@@ -34,9 +34,9 @@ type runJob struct {
 func (c *Reconciler) listJobs(ctx context.Context, check jobs.Check, launcher evenkeel.Launcher) (map[string]runJob, error) {
 	found := map[string]runJob{}
 	options := []client.ListOption{client.InNamespace(check.Object.Namespace), client.MatchingLabels{evenkeel.CheckKey: check.Object.Name}}
-	add := func(object client.Object, ended bool, why string) {
+	add := func(object client.Object, ended, suspended bool, why string) {
 		if owner := metav1.GetControllerOf(object); owner != nil && owner.UID == check.Object.UID {
-			found[object.GetName()] = runJob{object, ended, why}
+			found[object.GetName()] = runJob{object, ended, suspended, why}
 		}
 	}
 	if launcher == evenkeel.LauncherMPIJob {
@@ -49,7 +49,8 @@ func (c *Reconciler) listJobs(ctx context.Context, check jobs.Check, launcher ev
 		}
 		for i := range list {
 			ended, why := mpiJobEnded(&list[i])
-			add(&list[i], ended, why)
+			suspended, _, _ := unstructured.NestedBool(list[i].Object, "spec", "runPolicy", "suspend") // what is no bool suspends nothing
+			add(&list[i], ended, suspended, why)
 		}
 		return found, nil
 	}
@@ -59,7 +60,8 @@ func (c *Reconciler) listJobs(ctx context.Context, check jobs.Check, launcher ev
 	}
 	for i := range list.Items {
 		ended, why := jobEnded(&list.Items[i])
-		add(&list.Items[i], ended, why)
+		suspend := list.Items[i].Spec.Suspend
+		add(&list.Items[i], ended, suspend != nil && *suspend, why)
 	}
 	return found, nil
 }
@@ -230,7 +232,7 @@ func (c *Reconciler) readResult(ctx context.Context, check jobs.Check, record *p
 			return nil, err
 		}
 	case late:
-		m = faultMeasurement(fmt.Sprintf("it did not end within %s: %s", limit, pendingReason(pods, len(w.Nodes))))
+		m = faultMeasurement(fmt.Sprintf("it did not end within %s: %s", limit, pendingReason(j, pods, len(w.Nodes))))
 	default:
 		return nil, nil
 	}

@@ -1,0 +1,48 @@
+package preflight
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+)
+
+// suspendJobs suspends new Jobs of which a name begins so, until the test ends. Kueue does that in its webhook, with all Jobs of a
+// namespace where it manages jobs without a queue name.
+func suspendJobs(t *testing.T, prefix string) {
+	t.Helper()
+	policy := &unstructured.Unstructured{}
+	text := fmt.Sprintf(`{apiVersion: admissionregistration.k8s.io/v1, kind: MutatingAdmissionPolicy, metadata: {name: %[1]s}, spec: {
+  failurePolicy: Fail, reinvocationPolicy: Never,
+  matchConstraints: {resourceRules: [{apiGroups: [batch], apiVersions: [v1], resources: [jobs], operations: [CREATE]}]},
+  matchConditions: [{name: named, expression: "(object.metadata.?name.orValue('') + object.metadata.?generateName.orValue('')).startsWith('%[1]s')"}],
+  mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: "Object{spec: Object.spec{suspend: true}}"}}]}}`, prefix)
+	if err := yaml.Unmarshal([]byte(text), &policy.Object); err != nil {
+		t.Fatal(err)
+	}
+	binding := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"policyName": prefix}}}
+	binding.SetGroupVersionKind(policy.GroupVersionKind().GroupVersion().WithKind("MutatingAdmissionPolicyBinding"))
+	binding.SetName(prefix)
+	for _, object := range []client.Object{policy, binding} {
+		if err := admin.Create(t.Context(), object); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := admin.Delete(context.Background(), object); client.IgnoreNotFound(err) != nil {
+				t.Error(err)
+			}
+		})
+	}
+	eventually(t, "the API server has read the policy", func(ctx context.Context) (bool, error) {
+		job := &batchv1.Job{}
+		job.Namespace, job.Name = namespace, prefix+"-probe"
+		job.Spec.Template.Spec = corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "c", Image: "c"}}}
+		err := admin.Create(ctx, job, client.DryRunAll)
+		return job.Spec.Suspend != nil && *job.Spec.Suspend, err
+	})
+}
