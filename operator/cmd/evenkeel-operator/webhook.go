@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -162,7 +163,12 @@ func (w *webhookRole) run(ctx context.Context) error {
 		}
 		checks = []healthz.Checker{certificates.Ready, started}
 	}
-	mgr.GetWebhookServer().Register("/mutate-workload", admission.Workloads(mgr.GetClient(), mgr.GetAPIReader(), w.reductionImage))
+	groups, err := discovery.NewDiscoveryClientForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	if err != nil {
+		return fmt.Errorf("client for API groups: %w", err)
+	}
+	jobs := admission.Workloads(mgr.GetClient(), mgr.GetAPIReader(), w.reductionImage)
+	mgr.GetWebhookServer().Register("/mutate-workload", admission.WarnWithoutKueue(jobs, mgr.GetClient(), groups.RESTClient()))
 	reports := &reportAddress{service: w.reports, log: mgr.GetLogger()}
 	if err := mgr.Add(reports); err != nil {
 		return fmt.Errorf("address of reports: %w", err)

@@ -426,11 +426,15 @@ func (t Template) Add(labels, annotations map[string]string) error {
 // Owner returns the object whose controller made the job; nil: a user made it. The owner is the one to annotate.
 func Owner(job *unstructured.Unstructured) *metav1.OwnerReference { return metav1.GetControllerOf(job) }
 
-// queueKey is the label of jobs that Kueue suspends and resumes.
-const queueKey = "kueue.x-k8s.io/queue-name"
+const (
+	// KueueGroup is the API group of Kueue.
+	KueueGroup = "kueue.x-k8s.io"
+	// QueueKey is the label of jobs that Kueue suspends and resumes.
+	QueueKey = KueueGroup + "/queue-name"
+)
 
 // Queue returns the name of the job's Kueue queue; empty if it is in none.
-func Queue(job metav1.Object) string { return job.GetLabels()[queueKey] }
+func Queue(job metav1.Object) string { return job.GetLabels()[QueueKey] }
 
 // Queued reports whether Kueue decides when the job starts.
 func Queued(job metav1.Object) bool { return Queue(job) != "" }

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -231,6 +232,37 @@ func TestGateLeavesJobOfDefaultQueueToKueue(t *testing.T) {
 		})
 		if suspended, _ := workload.Suspended(job); !suspended || job.GetLabels()[evenkeel.GatedKey] != "" {
 			t.Errorf("the %s runs without quota, or has two gates: %v", kind, job.Object)
+		}
+	}
+}
+
+// A queue's label is left in a template, and the cluster has no Kueue. The label keeps Evenkeel's gate away, a mandatory one too.
+func TestQueueWithoutKueueWarns(t *testing.T) {
+	_, pool, ns := newGate(t, "queueless", func(s *evenkeel.NetworkCheckPolicySpec) {
+		waitRegardless(s)
+		s.Gate.OptOut = evenkeel.GateOptOutForbidden
+	})
+	var warnings recordedWarnings
+	as := rest.CopyConfig(config)
+	as.WarningHandler = &warnings
+	c, err := client.New(as, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		queue string
+		want  bool
+	}{"in a queue": {"team", true}, "in none": {"", false}} {
+		warnings.list = nil
+		job := heldJob(t, "Job", ns, pool)
+		if test.queue != "" {
+			job.SetLabels(map[string]string{workload.QueueKey: test.queue})
+		}
+		if err := c.Create(t.Context(), job, client.DryRunAll); err != nil {
+			t.Fatal(err)
+		}
+		if said := strings.Join(warnings.list, " "); strings.Contains(said, "label kueue.x-k8s.io/queue-name: team: the cluster has no Kueue") != test.want {
+			t.Errorf("a job that is %s: warned %q", name, said)
 		}
 	}
 }
