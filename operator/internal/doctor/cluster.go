@@ -8,12 +8,14 @@ import (
 	"slices"
 	"strings"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/version"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate/kueue"
@@ -133,8 +135,9 @@ func profiles(list []evenkeel.NetworkProfile) []Finding {
 	return all
 }
 
-// kueue says whether Kueue is there, and whether Evenkeel's AdmissionChecks admit anything.
-func (d *Doctor) kueue(ctx context.Context, _ *state) ([]Finding, error) {
+// kueue says whether Kueue is there, whether Evenkeel's AdmissionChecks admit anything, which jobs they miss, and whether Kueue lets the
+// Jobs of checks run.
+func (d *Doctor) kueue(ctx context.Context, s *state) ([]Finding, error) {
 	mapping, err := d.Client.RESTMapper().RESTMapping(schema.GroupKind{Group: "kueue.x-k8s.io", Kind: "AdmissionCheck"})
 	if meta.IsNoMatchError(err) {
 		return []Finding{{"kueue", OK, "Kueue is not installed: jobs are gated by their own suspend field", ""}}, nil
@@ -165,7 +168,45 @@ func (d *Doctor) kueue(ctx context.Context, _ *state) ([]Finding, error) {
 		}
 		all = append(all, f)
 	}
-	return all, nil
+	if !s.installed {
+		return all, nil
+	}
+	all = append(all, d.suspended(ctx)...)
+	unproven, err := d.unprovenQueues(ctx)
+	return append(all, unproven...), err
+}
+
+// unprovenQueues says which jobs a policy would gate if they were not in a queue of Kueue, where nothing proves their nodes.
+func (d *Doctor) unprovenQueues(ctx context.Context) ([]Finding, error) {
+	var policies evenkeel.NetworkCheckPolicyList
+	if err := d.Client.List(ctx, &policies); err != nil {
+		return nil, fmt.Errorf("list NetworkCheckPolicies: %w", err)
+	}
+	i := slices.IndexFunc(policies.Items, func(p evenkeel.NetworkCheckPolicy) bool { return p.Spec.Triggers.JobStart == evenkeel.SwitchEnabled })
+	if i < 0 {
+		return nil, nil
+	}
+	queues, err := kueue.UnprovenQueues(ctx, d.Client)
+	if err != nil || len(queues) == 0 {
+		return nil, err
+	}
+	return []Finding{{"kueue", Note, fmt.Sprintf("without an AdmissionCheck of Evenkeel nobody proves the nodes of jobs in %s: %s. NetworkCheckPolicy %s gates jobs, but none in queues of Kueue",
+		counted(len(queues), "ClusterQueue"), text.List(sorted(queues), maxNamed), policies.Items[i].Name), "name one in spec.admissionChecksStrategy: docs/preflight.md#with-kueue"}}, nil
+}
+
+// suspended creates, in a dry run, a Job where those of checks are. Kueue suspends it if it manages jobs without a queue name there.
+func (d *Doctor) suspended(ctx context.Context) []Finding {
+	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{GenerateName: "evenkeel-doctor-", Namespace: d.Namespace}}
+	job.Spec.Template.Spec = restrictedPod()
+	job.Spec.Template.Spec.RestartPolicy = corev1.RestartPolicyNever
+	if err := d.Client.Create(ctx, job, client.DryRunAll); err != nil {
+		return []Finding{{"kueue", Unknown, "whether Jobs of checks are suspended could not be tried: " + err.Error(), "run it as somebody who may create Jobs in the namespace " + d.Namespace}}
+	}
+	if job.Spec.Suspend == nil || !*job.Spec.Suspend {
+		return nil
+	}
+	return []Finding{{"kueue", Problem, "new Jobs in the namespace " + d.Namespace + " are suspended, so that no check ends and the chart cannot be uninstalled: Kueue does that with manageJobsWithoutQueueName",
+		"let Kueue's managedJobsNamespaceSelector exclude the namespace"}}
 }
 
 func counted(n int, what string) string {

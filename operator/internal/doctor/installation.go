@@ -104,15 +104,21 @@ func (d *Doctor) admission(ctx context.Context, _ *state) ([]Finding, error) {
 	return []Finding{{"admission", Unknown, "a job could not be tried: " + err.Error(), "run it as somebody who may create jobs in the namespace default"}}, nil
 }
 
+// restrictedPod is a pod that fits every standard that a namespace may enforce.
+func restrictedPod() corev1.PodSpec {
+	yes, no := true, false
+	return corev1.PodSpec{
+		SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
+		Containers: []corev1.Container{{Name: "probe", Image: "probe", SecurityContext: &corev1.SecurityContext{
+			AllowPrivilegeEscalation: &no, Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+		}}},
+	}
+}
+
 // policies asks the API server, in a dry run, for a pod of a profile that does not exist. The policies refuse it.
 func (d *Doctor) policies(ctx context.Context) ([]Finding, error) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "evenkeel-doctor-", Namespace: metav1.NamespaceDefault, Annotations: map[string]string{evenkeel.ProfileKey: probeProfile}}}
-	// It fits every standard that the namespace may enforce.
-	yes, no := true, false
-	pod.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsNonRoot: &yes, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}}
-	pod.Spec.Containers = []corev1.Container{{Name: "probe", Image: "probe", SecurityContext: &corev1.SecurityContext{
-		AllowPrivilegeEscalation: &no, Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
-	}}}
+	pod.Spec = restrictedPod()
 	err := d.Client.Create(ctx, pod, client.DryRunAll)
 	switch {
 	case err == nil:

@@ -3,13 +3,19 @@ package preflight
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/doctor"
 )
 
 // suspendJobs suspends new Jobs of which a name begins so, until the test ends. Kueue does that in its webhook, with all Jobs of a
@@ -45,4 +51,42 @@ func suspendJobs(t *testing.T, prefix string) {
 		err := admin.Create(ctx, job, client.DryRunAll)
 		return job.Spec.Suspend != nil && *job.Spec.Suspend, err
 	})
+}
+
+// The doctor says what of Kueue's configuration keeps checks from running, and jobs from being proven.
+func TestDoctorKnowsKueue(t *testing.T) {
+	clientset, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &doctor.Doctor{Client: admin, Clientset: clientset, Namespace: namespace, Now: time.Now()}
+	examined := func() string {
+		t.Helper()
+		findings, err := d.Examine(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var lines []string
+		for _, f := range findings {
+			if f.Check == "kueue" {
+				lines = append(lines, fmt.Sprintf("%s %s; do: %s", f.Status, f.Message, f.Do))
+			}
+		}
+		return strings.Join(lines, "\n")
+	}
+	const suspended, unproven = "Problem new Jobs in the namespace " + namespace + " are suspended", "nobody proves the nodes of jobs in 1 ClusterQueue: unproven. NetworkCheckPolicy doctor gates jobs"
+	admissionCheck(t, "doctor", "doctor")
+	newQueue(t, "proven", "doctor")
+	newQueue(t, "unproven", "theirs")
+	if text := examined(); strings.Contains(text, suspended) || strings.Contains(text, "nobody proves") {
+		t.Errorf("nothing suspends Jobs, and no policy gates any:\n%s", text)
+	}
+	newPolicy(t, "doctor", func(s *evenkeel.NetworkCheckPolicySpec) { s.Triggers.JobStart = evenkeel.SwitchEnabled })
+	suspendJobs(t, "evenkeel-doctor")
+	text := examined()
+	for _, want := range []string{suspended, "managedJobsNamespaceSelector", unproven, "spec.admissionChecksStrategy"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is missing in\n%s", want, text)
+		}
+	}
 }

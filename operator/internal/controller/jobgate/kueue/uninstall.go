@@ -112,6 +112,27 @@ func ListQueues(ctx context.Context, c client.Client) ([]sweep.Item, error) {
 	return items, err
 }
 
+// UnprovenQueues returns the names of the ClusterQueues that name none of our AdmissionChecks: they admit jobs whose nodes nobody has
+// proven. The client reads without a cache.
+func UnprovenQueues(ctx context.Context, c client.Client) ([]string, error) {
+	checks, err := listOurs(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	ours := map[string]bool{}
+	for i := range checks {
+		ours[checks[i].GetName()] = true
+	}
+	var unproven []string
+	err = eachObject(ctx, c, kindQueue, func(queue *unstructured.Unstructured) error {
+		if _, named := withoutChecks(queue, ours); len(named) == 0 {
+			unproven = append(unproven, queue.GetName())
+		}
+		return nil
+	})
+	return unproven, err
+}
+
 // withoutChecks returns the ClusterQueue without the checks, and the names that it had. Version v1beta1 has a second list.
 func withoutChecks(queue *unstructured.Unstructured, ours map[string]bool) (without *unstructured.Unstructured, removed []string) {
 	without = queue.DeepCopy()
