@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -429,6 +431,32 @@ func TestCheckRunTimeoutIsInconclusive(t *testing.T) {
 	c = ended(t, c)
 	if s := c.Status; s.Verdict != evenkeel.VerdictInconclusive || !strings.Contains(s.Message, "did not end within 5m0s: its pods still run") {
 		t.Errorf("%+v", s)
+	}
+}
+
+// All nodes of a large cluster, whole, do not fit into the controller's memory.
+func TestCheckReadsFewNodesAtATime(t *testing.T) {
+	asked := recordReads(t)
+	start(t, newFleet(t, links(nil)), &clock{}, &clock{})
+	nodes := newNodes(t, "paged", 4)
+	lists := func() []*url.URL {
+		return asked.of(func(u *url.URL) bool { // those of caches have a resource version
+			return u.Path == "/api/v1/nodes" && !u.Query().Has("watch") && !u.Query().Has("resourceVersion")
+		})
+	}
+	ended(t, newCheck(t, "paged", nil))
+	selected := lists()
+	for _, u := range selected {
+		if limit, err := strconv.Atoi(u.Query().Get("limit")); err != nil || limit > 100 {
+			t.Errorf("a list of %q nodes", u.Query().Get("limit"))
+		}
+	}
+	if len(selected) == 0 {
+		t.Error("the lists are not counted")
+	}
+	ended(t, newCheck(t, "paged-named", func(s *evenkeel.NetworkCheckSpec) { s.Nodes = evenkeel.NodeSet{Names: nodes[:2]} }))
+	if n := len(lists()) - len(selected); n != 0 {
+		t.Errorf("%d lists of all nodes for a check that names two", n)
 	}
 }
 

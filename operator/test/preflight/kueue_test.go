@@ -5,9 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
+	"net/url"
+	"path"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -419,30 +418,14 @@ func TestKueueAnswersEachOfSeveralChecks(t *testing.T) {
 
 // Kueue's workloads are many, and most are nobody's business. Until an AdmissionCheck is Evenkeel's, the controller asks for none.
 func TestKueueWorkloadsAreWatchedOnDemand(t *testing.T) {
-	var mu sync.Mutex
-	asked := map[string]int{} // requests, by resource
-	whole := config
-	config = rest.CopyConfig(config)
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(r *http.Request) (*http.Response, error) {
-			if rest, of := strings.CutPrefix(r.URL.Path, "/apis/kueue.x-k8s.io/"); of && r.Method == http.MethodGet {
-				_, resource, _ := strings.Cut(rest, "/")
-				mu.Lock()
-				asked[resource]++
-				mu.Unlock()
-			}
-			return next.RoundTrip(r)
-		})
-	})
-	t.Cleanup(func() { config = whole })
+	asked := recordReads(t)
 	requests := func(resource string) int {
-		mu.Lock()
-		defer mu.Unlock()
-		return asked[resource]
+		return len(asked.of(func(u *url.URL) bool {
+			return strings.HasPrefix(u.Path, "/apis/kueue.x-k8s.io/") && path.Base(u.Path) == resource
+		}))
 	}
 	kueueObject(t, `{apiVersion: kueue.x-k8s.io/v1beta2, kind: AdmissionCheck, metadata: {name: theirs}, spec: {controllerName: example.com/other}}`)
 	start(t, newFleet(t, links(nil)), &clock{}, &clock{})
-	config = whole
 	newNodes(t, "ondemand", 2)
 	newPolicy(t, "ondemand", onStart(nil))
 	eventually(t, "the controller reads AdmissionChecks", func(context.Context) (bool, error) { return requests("admissionchecks") > 0, nil })

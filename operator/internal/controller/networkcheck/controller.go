@@ -14,6 +14,7 @@ import (
 	"hash/fnv"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -90,6 +91,8 @@ type Reconciler struct {
 	client  client.Client
 	live    client.Reader
 	reports reportCache
+	// selecting is held while the nodes of a check are in memory.
+	selecting sync.Mutex
 }
 
 // Cached restricts the cache to Jobs of checks, in the one namespace.
@@ -353,36 +356,25 @@ func isUnserved(err error) bool {
 }
 
 // selectNodes lists the check's nodes and, for stage Capacity, the findings about each. It reads from the API server, since the
-// cache has only a part of each node.
+// cache has only a part of each node. One check at a time does: all nodes of a large cluster take a good part of the memory.
 func (c *Reconciler) selectNodes(ctx context.Context, check *jobs.Check) ([]preflight.Node, error) {
-	selector := labels.Nothing()
+	c.selecting.Lock()
+	defer c.selecting.Unlock()
 	names := check.Object.Spec.Nodes.Names
-	wanted := make(map[string]bool, len(names))
-	for _, name := range names {
-		wanted[name] = true
+	list, err := c.readNodes(ctx, check.Object.Spec.Nodes)
+	if err != nil {
+		return nil, err
 	}
-	if names != nil {
-		selector = labels.Everything()
-	} else if s := check.Object.Spec.Nodes.Selector; s != nil {
-		var err error
-		if selector, err = metav1.LabelSelectorAsSelector(s); err != nil {
-			return nil, reconcile.TerminalError(fmt.Errorf("spec.nodes.selector: %w", err))
-		}
-	}
-	var list corev1.NodeList
-	if err := c.live.List(ctx, &list, client.MatchingLabelsSelector{Selector: selector}); err != nil {
-		return nil, fmt.Errorf("list nodes: %w", err)
-	}
-	dra, err := c.listDRA(ctx, list.Items, check.Options.Stages)
+	dra, err := c.listDRA(ctx, list, check.Options.Stages)
 	if err != nil {
 		return nil, err
 	}
 	found := map[string]bool{}
 	var nodes []preflight.Node
 	tolerations := jobs.Tolerations(check.Options.Runner.Tolerations)
-	for i := range list.Items {
-		node := &list.Items[i]
-		if names != nil && !wanted[node.Name] || names == nil && nodeos.IsWindows(node) {
+	for i := range list {
+		node := &list[i]
+		if names == nil && nodeos.IsWindows(node) {
 			continue
 		}
 		found[node.Name] = true
