@@ -3,6 +3,7 @@ package preflight
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -210,5 +211,33 @@ func TestSuspicionIsClearedByAPass(t *testing.T) {
 	carries(t, "cleared-1", "True Proven|healthy|")
 	if names := suspicionChecks(t, p); len(names) != 1 {
 		t.Errorf("the checks are %v", names)
+	}
+}
+
+// A suspicion lasts as long as its job. What is asked of the API server meanwhile, it answers from its memory.
+func TestSuspicionIsWatchedFromMemory(t *testing.T) {
+	asked := recordReads(t)
+	f := newFleet(t, links(nil))
+	nodes := newNodes(t, "memory", 4)
+	now := &clock{}
+	start(t, f, now, now)
+	newPolicy(t, "memory", nil)
+	for _, name := range nodes {
+		carries(t, name, "True Proven|healthy|")
+	}
+	job := runJob(t, "memory", nodes...)
+	job.suspects(now.Now(), 1)
+	isSuspected(t, "memory-1", "Job "+users+"/memory link 87%")
+	var lists []*url.URL
+	eventually(t, "the pods of the node are looked at again and again", func(context.Context) (bool, error) {
+		lists = asked.of(func(u *url.URL) bool {
+			return u.Path == "/api/v1/namespaces/"+users+"/pods" && strings.Contains(u.Query().Get("fieldSelector"), "spec.nodeName=memory-1")
+		})
+		return len(lists) >= 3, nil
+	})
+	for _, u := range lists {
+		if u.Query().Get("resourceVersion") != "0" || u.Query().Has("limit") {
+			t.Errorf("etcd is asked: %s", u.RawQuery)
+		}
 	}
 }

@@ -47,33 +47,42 @@ func (c *Reconciler) suspected(ctx context.Context, namespace string, job types.
 	return names, one, nil
 }
 
-// ended reports whether all pods of the job have terminated. Those on the nodes are looked at first, as there are few.
+// ended reports whether all pods of the job have terminated. Those on the nodes are looked at first, as there are few, and in the API
+// server's memory: etcd would read all pods of the namespace to find them, every few seconds as long as the job runs. What is in the
+// memory may be a moment old, so the last word is etcd's.
 func (c *Reconciler) ended(ctx context.Context, job evenkeel.SuspiciousJob, nodes []string) (bool, error) {
 	for _, node := range nodes {
-		if runs, err := c.runs(ctx, job, fields.AndSelectors(unfinished, fields.OneTermEqualSelector("spec.nodeName", node))); runs || err != nil {
+		onNode := fields.AndSelectors(unfinished, fields.OneTermEqualSelector("spec.nodeName", node))
+		pods, err := c.list(ctx, job, &client.ListOptions{FieldSelector: onNode, Raw: &metav1.ListOptions{ResourceVersion: "0"}})
+		if err != nil || hasPodOf(pods, job) {
 			return false, err
 		}
 	}
-	runs, err := c.runs(ctx, job, unfinished)
-	return !runs, err
-}
-
-// runs reports whether one of the selected pods belongs to the job.
-func (c *Reconciler) runs(ctx context.Context, job evenkeel.SuspiciousJob, selector fields.Selector) (bool, error) {
-	pods := &metav1.PartialObjectMetadataList{}
-	pods.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
-	for {
-		options := &client.ListOptions{Namespace: job.Namespace, Limit: pageSize, Continue: pods.Continue, FieldSelector: selector}
-		if err := c.live.List(ctx, pods, options); err != nil {
-			return false, fmt.Errorf("list the pods of %s %s: %w", job.Kind, job.Name, err)
+	for token := ""; ; {
+		pods, err := c.list(ctx, job, &client.ListOptions{FieldSelector: unfinished, Limit: pageSize, Continue: token})
+		if err != nil || hasPodOf(pods, job) {
+			return false, err
 		}
-		if slices.ContainsFunc(pods.Items, func(p metav1.PartialObjectMetadata) bool { return belongs(&p, job) }) {
+		if token = pods.Continue; token == "" {
 			return true, nil
 		}
-		if pods.Continue == "" {
-			return false, nil
-		}
 	}
+}
+
+// list returns the selected pods of the job's namespace.
+func (c *Reconciler) list(ctx context.Context, job evenkeel.SuspiciousJob, options *client.ListOptions) (*metav1.PartialObjectMetadataList, error) {
+	pods := &metav1.PartialObjectMetadataList{}
+	pods.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
+	options.Namespace = job.Namespace
+	if err := c.live.List(ctx, pods, options); err != nil {
+		return nil, fmt.Errorf("list the pods of %s %s: %w", job.Kind, job.Name, err)
+	}
+	return pods, nil
+}
+
+// hasPodOf reports whether one of the pods belongs to the job.
+func hasPodOf(pods *metav1.PartialObjectMetadataList, job evenkeel.SuspiciousJob) bool {
+	return slices.ContainsFunc(pods.Items, func(p metav1.PartialObjectMetadata) bool { return belongs(&p, job) })
 }
 
 // belongs reports whether the pod is one of the job's. Pods of some kinds know their job by its name only.
