@@ -1,13 +1,11 @@
 package workload
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"runtime"
 	"slices"
 	"strconv"
@@ -15,6 +13,7 @@ import (
 	"time"
 
 	"evenkeel.dev/evenkeel/hack/bench/experiment"
+	"evenkeel.dev/evenkeel/hack/bench/internal/proc"
 	"evenkeel.dev/evenkeel/hack/internal/child"
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
@@ -106,11 +105,10 @@ func (w Collective) evenkeel(name string, environment []string, transport func()
 	return experiment.Contender{Name: name, Run: func(ctx context.Context, r experiment.Run) (m experiment.Measured, err error) {
 		ctx, cancel := context.WithTimeoutCause(ctx, tryTimeout, fmt.Errorf("not done within %s", tryTimeout))
 		defer cancel()
-		sizes := strings.ReplaceAll(strings.Trim(fmt.Sprint(w.Elements), "[]"), " ", ",")
 		out, err := w.ranks(ctx, r.Lab, environment, func(rank int, device, store string) []string {
 			return slices.Concat([]string{
 				r.Driver, "collective", "--size", strconv.Itoa(w.Ranks), "--rank", strconv.Itoa(rank), "--shared-path", store, "--tcp-device", device,
-				"--elements", sizes, "--iteration-time", w.length(), "--json", "--transport",
+				"--elements", list(w.Elements), "--iteration-time", w.length(), "--json", "--transport",
 			}, transport())
 		})
 		if err != nil {
@@ -127,14 +125,12 @@ func (w Collective) evenkeel(name string, environment []string, transport func()
 // Threads has the ranks as threads of one process, over TCP.
 func (w Collective) Threads(name string) experiment.Contender {
 	return experiment.Contender{Name: name, Run: func(ctx context.Context, r experiment.Run) (m experiment.Measured, err error) {
-		var out, said bytes.Buffer
-		cmd := child.Command(ctx, "", r.Driver, "collective", "--spawn", strconv.Itoa(w.Ranks), "--in-process", "--elements", strconv.Itoa(w.Elements[0]),
-			"--iteration-time", w.length(), "--json")
-		cmd.Stdout, cmd.Stderr = &out, &said
-		if err := child.Run(ctx, cmd); err != nil {
-			return m, fmt.Errorf("evenkeel-bench collective: %w: %s", err, bytes.TrimSpace(said.Bytes()))
+		out, err := proc.Output(ctx, child.Command(ctx, "", r.Driver, "collective", "--spawn", strconv.Itoa(w.Ranks), "--in-process",
+			"--elements", strconv.Itoa(w.Elements[0]), "--iteration-time", w.length(), "--json"))
+		if err != nil {
+			return m, err
 		}
-		report, err := readCollective(out.Bytes())
+		report, err := readCollective(out)
 		if err != nil {
 			return m, err
 		}
@@ -148,6 +144,11 @@ func (w Collective) Threads(name string) experiment.Contender {
 
 func (w Collective) length() string { return fmt.Sprintf("%dms", w.Length.Milliseconds()) }
 
+// list is numbers with commas between them, as programs read them.
+func list(numbers []int) string {
+	return strings.ReplaceAll(strings.Trim(fmt.Sprint(numbers), "[]"), " ", ",")
+}
+
 // ranks runs a process for each rank, with a folder of their own as the store, and returns what rank 0 wrote.
 func (w Collective) ranks(ctx context.Context, lab *netns.Lab, environment []string, argv func(rank int, device, store string) []string) (out []byte, err error) {
 	store, err := os.MkdirTemp("", "evenkeel-store-")
@@ -159,37 +160,24 @@ func (w Collective) ranks(ctx context.Context, lab *netns.Lab, environment []str
 	if lab != nil {
 		device = netns.DataInterface
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	var others []*exec.Cmd
+	var all []*proc.Process
 	defer func() {
-		cancel()
-		for _, cmd := range others {
-			_ = child.Wait(ctx, cmd) // the error of rank 0 is the one that counts
+		for _, p := range all {
+			_ = p.Kill(nil) // the error of rank 0 is the one that counts
 		}
 	}()
-	var text, said bytes.Buffer
 	for rank := w.Ranks - 1; rank >= 0; rank-- {
-		command := argv(rank, device, store)
-		cmd := child.Command(ctx, "", command[0], command[1:]...)
-		if lab != nil {
-			if cmd, err = lab.Command(ctx, netns.StarHost(rank), command...); err != nil {
-				return nil, err
-			}
+		p, err := proc.Start(ctx, lab, netns.StarHost(rank), fmt.Sprintf("rank %d", rank), environment, argv(rank, device, store)...)
+		if err != nil {
+			return nil, err
 		}
-		cmd.Env = append(os.Environ(), environment...)
-		if rank > 0 {
-			if err := cmd.Start(); err != nil {
-				return nil, fmt.Errorf("rank %d: %w", rank, err)
-			}
-			others = append(others, cmd)
-			continue
-		}
-		cmd.Stdout, cmd.Stderr = &text, &said
-		if err := child.Run(ctx, cmd); err != nil {
-			return nil, fmt.Errorf("rank 0: %w: %s", err, bytes.TrimSpace(said.Bytes()))
-		}
+		all = append(all, p)
 	}
-	return text.Bytes(), nil
+	out, err = all[len(all)-1].Wait()
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return out, err
 }
 
 // A collectiveReport is what evenkeel-bench collective prints.

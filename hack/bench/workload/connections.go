@@ -7,10 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"strconv"
 
 	"evenkeel.dev/evenkeel/hack/bench/experiment"
+	"evenkeel.dev/evenkeel/hack/bench/internal/proc"
 	"evenkeel.dev/evenkeel/hack/internal/child"
 )
 
@@ -102,15 +102,9 @@ func (c Connections) runOnce(ctx context.Context, driver string, environment, ar
 	arguments = append([]string{"scale", "--json", "--idle", strconv.Itoa(IdleSeconds), "--connections", strconv.Itoa(c.Pairs)}, arguments...)
 	cmd := child.Command(ctx, "", driver, arguments...)
 	cmd.Env = append(append(os.Environ(), "NCCL_SOCKET_IFNAME=lo"), environment...)
-	text, err := cmd.Output()
-	if cause := context.Cause(ctx); cause != nil {
-		return got, cause
-	}
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		return got, fmt.Errorf("evenkeel-bench: %w: %s", err, exit.Stderr)
-	} else if err != nil {
-		return got, fmt.Errorf("evenkeel-bench: %w", err)
+	text, err := proc.Output(ctx, cmd)
+	if err != nil {
+		return got, err
 	}
 	if err := json.Unmarshal(text, &got); err != nil {
 		return got, fmt.Errorf("unexpected report of evenkeel-bench: %q", text)

@@ -16,6 +16,7 @@ import (
 	"evenkeel.dev/evenkeel/hack/bench/experiment"
 	"evenkeel.dev/evenkeel/hack/bench/internal/proc"
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
+	"evenkeel.dev/evenkeel/hack/internal/child"
 )
 
 // GlooAlgorithms are those that Gloo's library has.
@@ -58,7 +59,7 @@ func NewGlooTLS(ctx context.Context, progress io.Writer) (g *Gloo, err error) {
 			err = errors.Join(err, g.Close())
 		}
 	}()
-	openssl, err := proc.Output(ctx, "openssl", "version")
+	openssl, err := proc.Output(ctx, child.Command(ctx, "", "openssl", "version"))
 	if err != nil {
 		return nil, err
 	}

@@ -30,13 +30,9 @@ const (
 // measures the processor time of the plugin's own threads while there is no traffic.
 func (d *driven) idle(ctx context.Context, r experiment.Run, transport []string) (outcome, error) {
 	lab := r.Lab
-	receiver, err := d.start(ctx, r, netns.H2, maxMessages, transport)
+	receiver, sender, err := startPair(d.starter(ctx, r, maxMessages, transport))
 	if err != nil {
 		return nil, err
-	}
-	sender, err := d.start(ctx, r, netns.H1, maxMessages, transport)
-	if err != nil {
-		return nil, receiver.Kill(err)
 	}
 	var idle float64
 	var most int // threads

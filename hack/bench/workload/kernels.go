@@ -5,11 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 
 	"evenkeel.dev/evenkeel/hack/bench/experiment"
+	"evenkeel.dev/evenkeel/hack/bench/internal/proc"
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 	"evenkeel.dev/evenkeel/hack/internal/child"
 )
@@ -90,12 +90,11 @@ func measureKernels(ctx context.Context) ([]kernelRow, error) {
 		return nil, err
 	}
 	cmd := child.Command(ctx, filepath.Join(root, "plugin"), "cargo", "run", "--release", "--locked", "-q", "-p", "evenkeel-reduction-kernels", "--example", "speed", "--", "--json")
-	var text bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &text, os.Stderr
-	if err := child.Run(ctx, cmd); err != nil {
+	text, err := proc.Output(ctx, cmd)
+	if err != nil {
 		return nil, fmt.Errorf("measure the kernels: %w", err)
 	}
-	return readKernels(text.Bytes())
+	return readKernels(text)
 }
 
 func readKernels(text []byte) ([]kernelRow, error) {

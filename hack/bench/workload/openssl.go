@@ -12,6 +12,7 @@ import (
 
 	"evenkeel.dev/evenkeel/hack/bench/experiment"
 	"evenkeel.dev/evenkeel/hack/bench/internal/proc"
+	"evenkeel.dev/evenkeel/hack/internal/child"
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
 
@@ -21,11 +22,12 @@ const opensslPort = "7443"
 func Cipher(name string) experiment.Contender {
 	return experiment.Contender{Name: name, Run: func(ctx context.Context, _ experiment.Run) (experiment.Measured, error) {
 		started := time.Now()
-		text, cpu, err := proc.OutputAndCPU(ctx, "openssl", "speed", "-mr", "-elapsed", "-seconds", "1", "-bytes", "16384", "-aead", "-evp", "aes-128-gcm")
+		cmd := child.Command(ctx, "", "openssl", "speed", "-mr", "-elapsed", "-seconds", "1", "-bytes", "16384", "-aead", "-evp", "aes-128-gcm")
+		text, err := proc.Output(ctx, cmd)
 		if err != nil {
 			return experiment.Measured{}, fmt.Errorf("openssl speed: %w", err)
 		}
-		own := proc.Share(cpu, time.Since(started))
+		own := proc.Share(proc.CPUTime(cmd), time.Since(started))
 		for line := range strings.Lines(string(text)) {
 			fields := strings.Split(strings.TrimSpace(line), ":")
 			if fields[0] != "+F" {

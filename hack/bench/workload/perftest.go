@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"evenkeel.dev/evenkeel/hack/bench/internal/proc"
 )
 
 // perftestTries bounds the runs of perftest for a figure: on emulated processors it once printed 0 after a normal run.
@@ -35,9 +37,18 @@ func perftestOnce(ctx context.Context, c RDMA, program string) (float64, error) 
 	if !c.Latency {
 		args = append(args, "-q", strconv.Itoa(c.QueuePairs))
 	}
-	listener := pinned(ctx, receiverCPU, program, append([]string{"-d", server}, args...)...)
-	connector := pinned(ctx, senderCPU, program, append(append([]string{"-d", client}, args...), serverAddress)...)
-	text, err := runPair(ctx, listener, connector, func(ctx context.Context) error { return awaitPort(ctx, port) }, connector)
+	listener, err := pinned(ctx, receiverCPU, "listener", nil, append([]string{program, "-d", server}, args...)...)
+	if err != nil {
+		return 0, err
+	}
+	if err := awaitPort(ctx, port); err != nil {
+		return 0, listener.Kill(err)
+	}
+	connector, err := pinned(ctx, senderCPU, "connector", nil, append(append([]string{program, "-d", client}, args...), serverAddress)...)
+	if err != nil {
+		return 0, listener.Kill(err)
+	}
+	text, err := proc.WaitBoth(connector, listener)
 	if err != nil {
 		return 0, err
 	}

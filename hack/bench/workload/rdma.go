@@ -4,11 +4,9 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"strconv"
 	"time"
 
@@ -147,47 +145,25 @@ func (r RDMARun) once(ctx context.Context) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	size := strconv.Itoa(r.Bytes)
-	args := []string{
-		"net", "--plugin", r.Library, "--transport", "rdma", "--json", "-b", size, "-e", size, "-n", strconv.Itoa(r.Messages),
-		"--world-size", "2", "--master-addr", "127.0.0.1", "--master-port", strconv.Itoa(port),
+	driver := netDriver{
+		program: r.Driver, master: "127.0.0.1", port: port, size: r.Bytes, messages: r.Messages, warmup: 8, flags: []string{"--plugin", r.Library, "--transport", "rdma"},
 	}
 	if r.Latency {
-		args = append(args, "--ping-pong")
+		driver.flags = append(driver.flags, "--ping-pong")
 	}
-	rank := func(number, device, cpu string) *exec.Cmd {
-		cmd := pinned(ctx, cpu, r.Driver, append(args, "--rank", number)...)
-		cmd.Env = append(os.Environ(), "NCCL_IB_HCA=="+device, "EVENKEEL_QUEUE_PAIRS="+strconv.Itoa(r.QueuePairs))
-		return cmd
+	row, _, _, err := runPair(func(rank int, role string) (*proc.Process, error) {
+		environment := []string{"NCCL_IB_HCA==" + []string{server, client}[rank], "EVENKEEL_QUEUE_PAIRS=" + strconv.Itoa(r.QueuePairs)}
+		return pinned(ctx, []string{receiverCPU, senderCPU}[rank], role, environment, driver.command(rank)...)
+	})
+	if r.Latency {
+		return row.P50 / 2, err
 	}
-	receiver, sender := rank("0", server, receiverCPU), rank("1", client, senderCPU)
-	// Ranks wait for each other.
-	text, err := runPair(ctx, receiver, sender, func(context.Context) error { return nil }, receiver)
-	if err != nil {
-		return 0, fmt.Errorf("evenkeel-bench: %w", err)
-	}
-	return driverResult(text, r.Latency)
+	return row.Bandwidth * 1e3, err
 }
 
-// driverResult reads the report of evenkeel-bench: MB/s, or half a round trip in microseconds.
-func driverResult(text []byte, latency bool) (float64, error) {
-	var report struct {
-		Rows []struct {
-			Bandwidth float64 `json:"bandwidth"`
-			P50       float64 `json:"p50_us"`
-			Wrong     int     `json:"wrong"`
-		} `json:"rows"`
-	}
-	if err := json.Unmarshal(text, &report); err != nil {
-		return 0, fmt.Errorf("%w in its output: %s", err, text)
-	}
-	if len(report.Rows) != 1 || report.Rows[0].Wrong > 0 {
-		return 0, fmt.Errorf("expected one row without wrong messages: %s", text)
-	}
-	if latency {
-		return report.Rows[0].P50 / 2, nil
-	}
-	return report.Rows[0].Bandwidth * 1e3, nil
+// pinned starts a program on one processor.
+func pinned(ctx context.Context, cpu, role string, environment []string, argv ...string) (*proc.Process, error) {
+	return proc.Start(ctx, nil, "", role, environment, append([]string{"taskset", "-c", cpu}, argv...)...)
 }
 
 // RDMATests are tests of the plugin that run in the same virtual machines. They are built when the first of them runs.

@@ -16,6 +16,7 @@ import (
 	"evenkeel.dev/evenkeel/hack/bench/experiment"
 	"evenkeel.dev/evenkeel/hack/bench/internal/proc"
 	"evenkeel.dev/evenkeel/hack/bench/internal/sockets"
+	"evenkeel.dev/evenkeel/hack/internal/child"
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
 
@@ -96,7 +97,7 @@ func (w Reduction) allReduce(ctx context.Context, r experiment.Run, hosts string
 		"reduction", "--hosts", hosts, "--rsh", fmt.Sprintf("%s %s %s", self, EnterCommand, r.Lab.Config().Name), "--plugin", r.Library, "--json", "--timeout", "60",
 		"--size", strconv.Itoa(w.Bytes), "-n", strconv.Itoa(w.Operations), "-w", strconv.Itoa(w.Warmup), "-c", "1",
 	}, flags...)
-	text, err := proc.Output(ctx, r.Driver, arguments...)
+	text, err := proc.Output(ctx, child.Command(ctx, "", r.Driver, arguments...))
 	if err != nil {
 		return nil, err
 	}
@@ -121,34 +122,18 @@ func (w Reduction) allReduce(ctx context.Context, r experiment.Run, hosts string
 // Messages are messages of the vector's size, there and back between the first client and the first server.
 func (w Reduction) Messages(name string) experiment.Contender {
 	return experiment.Contender{Name: name, Run: func(ctx context.Context, r experiment.Run) (m experiment.Measured, err error) {
-		side := func(host netns.Host, role, rank string) (*proc.Process, error) {
-			size := strconv.Itoa(w.Bytes)
-			return proc.Start(ctx, r.Lab, host, role, []string{"NCCL_SOCKET_IFNAME=" + netns.DataInterface},
-				r.Driver, "net", "--plugin", r.Library, "--json", "--ping-pong", "--rank", rank, "--world-size", "2",
-				"--master-addr", r.Lab.Address(netns.H1).String(), "--master-port", strconv.Itoa(bootstrapPort),
-				"-b", size, "-e", size, "-w", strconv.Itoa(w.Warmup), "-n", strconv.Itoa(w.Operations))
+		driver := netDriver{
+			program: r.Driver, master: r.Lab.Address(netns.H1).String(), port: bootstrapPort, size: w.Bytes, messages: w.Operations, warmup: w.Warmup,
+			flags: []string{"--plugin", r.Library, "--ping-pong"},
 		}
-		receiver, err := side(netns.H1, "receiver", "0")
+		hosts := []netns.Host{netns.H1, netns.StarHost(w.Clients)}
+		row, _, _, err := runPair(func(rank int, role string) (*proc.Process, error) {
+			return proc.Start(ctx, r.Lab, hosts[rank], role, []string{"NCCL_SOCKET_IFNAME=" + netns.DataInterface}, driver.command(rank)...)
+		})
 		if err != nil {
 			return m, err
 		}
-		sender, err := side(netns.StarHost(w.Clients), "sender", "1")
-		if err != nil {
-			return m, receiver.Kill(err)
-		}
-		text, err := proc.WaitBoth(receiver, sender, receiver)
-		if err != nil {
-			return m, err
-		}
-		var report struct {
-			Rows []struct {
-				P50 float64 `json:"p50_us"`
-			}
-		}
-		if err := json.Unmarshal(text, &report); err != nil || len(report.Rows) != 1 {
-			return m, fmt.Errorf("unexpected report of evenkeel-bench: %q", text)
-		}
-		m.Values = outcome{OperationTime: report.Rows[0].P50}
+		m.Values = outcome{OperationTime: row.P50}
 		return m, nil
 	}}
 }

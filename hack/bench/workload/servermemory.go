@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"evenkeel.dev/evenkeel/hack/bench/experiment"
+	"evenkeel.dev/evenkeel/hack/bench/internal/proc"
+	"evenkeel.dev/evenkeel/hack/internal/child"
 )
 
 // Quantities of [ServerMemory].
@@ -79,12 +81,11 @@ func (w ServerMemory) run(ctx context.Context, r experiment.Run) (outcome, error
 	limit := strconv.Itoa(int(ServerMemoryTimeout.Seconds()))
 	for job := range w.Jobs {
 		go func() {
-			cmd := exec.CommandContext(ctx, r.Driver, "reduction", "--ranks", "2", "--plugin", r.Library, "--size", "1M", "-n", "3", "-w", "1", "-c", "1", "--timeout", limit)
-			cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+			cmd := child.Command(ctx, "", r.Driver, "reduction", "--ranks", "2", "--plugin", r.Library, "--size", "1M", "-n", "3", "-w", "1", "-c", "1", "--timeout", limit)
 			cmd.Env = append(os.Environ(), "NCCL_SOCKET_IFNAME=lo", "EVENKEEL_REDUCTION_SERVERS="+address, "EVENKEEL_REDUCTION_TIMEOUT="+limit, fmt.Sprintf("EVENKEEL_JOB=bench-%d", job))
-			text, err := cmd.CombinedOutput()
+			_, err := proc.Output(ctx, cmd)
 			if err != nil {
-				err = fmt.Errorf("job %d: %w: %s", job, err, strings.TrimSpace(string(text)))
+				err = fmt.Errorf("job %d: %w", job, err)
 			}
 			exits <- err
 		}()

@@ -2,7 +2,6 @@ package workload
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"strconv"
 	"time"
@@ -29,8 +28,6 @@ type Transfer struct {
 }
 
 const (
-	// bootstrapPort is where the two ranks find each other, outside the network under test.
-	bootstrapPort = 29500
 	// maxMessages bounds the number of messages that are timed.
 	maxMessages = 1_000_000
 	// trialLength is that of the run that finds out how fast a contender is.
@@ -127,11 +124,11 @@ func (t Transfer) plain(ctx context.Context, lab *netns.Lab, flows int) (outcome
 	if err != nil {
 		return nil, receiver.Kill(err)
 	}
-	measuring := receiver
+	measuring, other := receiver, sender
 	if t.PingPong {
-		measuring = sender
+		measuring, other = sender, receiver
 	}
-	text, err := proc.WaitBoth(receiver, sender, measuring)
+	text, err := proc.WaitBoth(measuring, other)
 	if err != nil {
 		return nil, err
 	}
@@ -214,66 +211,43 @@ func (d *driven) transfer(ctx context.Context, r experiment.Run, speed float64, 
 	}
 	messages := int(speed * 1e9 * d.Length.Seconds() / float64(each))
 	messages = min(max(messages, 4*d.Depth), maxMessages)
-	receiver, err := d.start(ctx, r, netns.H2, messages, transport)
+	row, receiver, sender, err := runPair(d.starter(ctx, r, messages, transport))
 	if err != nil {
 		return nil, err
 	}
-	sender, err := d.start(ctx, r, netns.H1, messages, transport)
-	if err != nil {
-		return nil, receiver.Kill(err)
-	}
-	text, err := proc.WaitBoth(receiver, sender, receiver)
-	if err != nil {
-		return nil, err
-	}
-	var report struct {
-		Rows []struct {
-			Bandwidth float64
-			P50       float64 `json:"p50_us"`
-			Send      float64 `json:"send_cpu"`
-			Receive   float64 `json:"receive_cpu"`
-		}
-	}
-	if err := json.Unmarshal(text, &report); err != nil || len(report.Rows) != 1 {
-		return nil, fmt.Errorf("unexpected report of evenkeel-bench: %q", text)
-	}
-	row := report.Rows[0]
 	d.speed[r.Contender] = row.Bandwidth
 	return d.outcome(row.Bandwidth, row.P50/1e6, row.Send, row.Receive, proc.CPUShare(sender, receiver)), nil
 }
 
-// start starts the driver on a host: H1 sends.
-func (d *driven) start(ctx context.Context, r experiment.Run, host netns.Host, messages int, transport []string) (*proc.Process, error) {
-	rank, role := "1", "sender"
-	if host == netns.H2 {
-		rank, role = "0", "receiver"
+// starter starts the driver: rank 0 on H2, and rank 1 on H1.
+func (d *driven) starter(ctx context.Context, r experiment.Run, messages int, transport []string) func(rank int, role string) (*proc.Process, error) {
+	driver := netDriver{
+		program: r.Driver, master: r.Lab.ControlAddress(netns.H2).String(), port: bootstrapPort, size: d.Size, messages: messages,
+		warmup: 16, // on each connection
 	}
-	warmup := 16 // messages on each connection before those that are timed
 	if d.Cold {
-		warmup = 0
+		driver.warmup = 0
 	}
 	// Where the network is the limit, the driver sleeps after many rounds in which nothing moves: one that polls as NCCL does would use
 	// all processor time that is left, whatever the plugin uses.
-	driver := "nccl"
+	polling := "nccl"
 	if d.Limit > 0 || d.Idle {
-		driver = "sleep"
+		polling = "sleep"
 	}
-	size := strconv.Itoa(d.Size)
-	command := append([]string{
-		r.Driver, "net", "--json", "--rank", rank, "--world-size", "2",
-		"--master-addr", r.Lab.ControlAddress(netns.H2).String(), "--master-port", strconv.Itoa(bootstrapPort),
-		"-b", size, "-e", size, "-w", strconv.Itoa(warmup), "-n", strconv.Itoa(messages), "--driver", driver,
-	}, transport...)
+	driver.flags = append([]string{"--driver", polling}, transport...)
 	if d.Fault != nil {
-		command = append(command, "--check-all") // retransmitted data must be right
+		driver.flags = append(driver.flags, "--check-all") // retransmitted data must be right
 	}
 	if d.BothWays {
-		command = append(command, "--both-ways")
+		driver.flags = append(driver.flags, "--both-ways")
 	}
 	if d.PingPong {
-		command = append(command, "--ping-pong")
+		driver.flags = append(driver.flags, "--ping-pong")
 	} else {
-		command = append(command, "--connections", strconv.Itoa(d.Connections), "--depth", strconv.Itoa(d.Depth))
+		driver.flags = append(driver.flags, "--connections", strconv.Itoa(d.Connections), "--depth", strconv.Itoa(d.Depth))
 	}
-	return proc.Start(ctx, r.Lab, host, role, append([]string{"NCCL_SOCKET_IFNAME=" + netns.DataInterface}, d.environment...), command...)
+	environment := append([]string{"NCCL_SOCKET_IFNAME=" + netns.DataInterface}, d.environment...)
+	return func(rank int, role string) (*proc.Process, error) {
+		return proc.Start(ctx, r.Lab, []netns.Host{netns.H2, netns.H1}[rank], role, environment, driver.command(rank)...)
+	}
 }

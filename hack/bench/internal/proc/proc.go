@@ -1,4 +1,4 @@
-// Package proc runs the programs of a benchmark on the hosts of a network lab.
+// Package proc runs the programs of a benchmark, on this machine or on the hosts of a network lab.
 package proc
 
 import (
@@ -17,16 +17,20 @@ import (
 	"syscall"
 	"time"
 
+	"evenkeel.dev/evenkeel/hack/internal/child"
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
 
-// Timeout is how long a run may take beyond its own length.
-const Timeout = 2 * time.Minute
+const (
+	// Timeout is how long a run may take beyond its own length.
+	Timeout = 2 * time.Minute
+	// exitGrace is how long the others may take to exit after one has failed.
+	exitGrace = 10 * time.Second
+	// complaintLines is how many lines of a program's standard error are part of an error: the last ones.
+	complaintLines = 3
+)
 
-// exitGrace is how long one side may take to exit after the other has failed.
-const exitGrace = 10 * time.Second
-
-// A Process is a program that runs on a host of a lab.
+// A Process is a program that runs beside others.
 type Process struct {
 	Role string // for error messages, such as "sender"
 	Cmd  *exec.Cmd
@@ -36,11 +40,15 @@ type Process struct {
 	stderr  bytes.Buffer
 }
 
-// Start starts a program on a host; it ends with ctx.
+// Start starts a program on a host of a lab, or without a lab on this machine. It is killed when ctx or this process ends.
 func Start(ctx context.Context, lab *netns.Lab, host netns.Host, role string, environment []string, argv ...string) (*Process, error) {
-	cmd, err := lab.Command(ctx, host, argv...)
-	if err != nil {
-		return nil, err
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if lab != nil {
+		var err error
+		if cmd, err = lab.Command(ctx, host, argv...); err != nil {
+			return nil, err
+		}
 	}
 	p := &Process{Role: role, Cmd: cmd, started: time.Now()}
 	cmd.Env = append(os.Environ(), environment...)
@@ -65,10 +73,12 @@ func (p *Process) Kill(cause error) error {
 }
 
 // Explain adds the last lines of the process's standard error to an error.
-func (p *Process) Explain(err error) error {
-	complaint := strings.TrimSpace(p.stderr.String())
-	if lines := strings.Split(complaint, "\n"); len(lines) > 3 {
-		complaint = strings.Join(lines[len(lines)-3:], "\n")
+func (p *Process) Explain(err error) error { return explain(err, p.stderr.Bytes()) }
+
+func explain(err error, stderr []byte) error {
+	complaint := strings.TrimSpace(string(stderr))
+	if lines := strings.Split(complaint, "\n"); len(lines) > complaintLines {
+		complaint = strings.Join(lines[len(lines)-complaintLines:], "\n")
 	}
 	if complaint == "" {
 		return err
@@ -86,9 +96,7 @@ func (p *Process) Wait() ([]byte, error) {
 }
 
 // CPUPerGB is the processor time of a process that has exited, in seconds for each GB of these bytes.
-func (p *Process) CPUPerGB(bytes float64) float64 { return p.cpu().Seconds() / (bytes / 1e9) }
-
-func (p *Process) cpu() time.Duration { return CPUTime(p.Cmd) }
+func (p *Process) CPUPerGB(bytes float64) float64 { return CPUTime(p.Cmd).Seconds() / (bytes / 1e9) }
 
 // CPUTime is the processor time of a program that has exited, with its system calls.
 func CPUTime(cmd *exec.Cmd) time.Duration {
@@ -102,68 +110,43 @@ func Share(used, period time.Duration) float64 {
 
 // CPUShare is the share of all processors' time that both processes used, since the receiver started.
 func CPUShare(sender, receiver *Process) float64 {
-	return Share(sender.cpu()+receiver.cpu(), time.Since(receiver.started))
+	return Share(CPUTime(sender.Cmd)+CPUTime(receiver.Cmd), time.Since(receiver.started))
 }
 
-// WaitBoth waits until both sides exit, and returns what one of them wrote. When one fails, the other is killed after a grace
+// WaitBoth waits until both processes exit, and returns what the first of them wrote. When one fails, the other is killed after a grace
 // period.
-func WaitBoth(receiver, sender, measuring *Process) ([]byte, error) {
-	type exit struct {
-		of   *Process
-		text []byte
-		err  error
-	}
-	exits := make(chan exit, 2)
-	for _, p := range []*Process{receiver, sender} {
-		go func() {
-			text, err := p.Wait()
-			exits <- exit{p, text, err}
-		}()
-	}
+func WaitBoth(measuring, other *Process) ([]byte, error) {
+	errs := make(chan error, 2)
 	var text []byte
-	var all []error
-	for range 2 {
-		e := <-exits
-		if e.of == measuring {
-			text = e.text
-		}
-		if e.err != nil && all == nil {
-			timer := time.AfterFunc(exitGrace, func() {
-				receiver.Cmd.Process.Kill()
-				sender.Cmd.Process.Kill()
-			})
-			defer timer.Stop()
-		}
-		if e.err != nil {
-			all = append(all, e.err)
-		}
+	go func() {
+		var err error
+		text, err = measuring.Wait()
+		errs <- err
+	}()
+	go func() {
+		_, err := other.Wait()
+		errs <- err
+	}()
+	first := <-errs
+	if first != nil {
+		timer := time.AfterFunc(exitGrace, func() {
+			measuring.Cmd.Process.Kill()
+			other.Cmd.Process.Kill()
+		})
+		defer timer.Stop()
 	}
-	return text, errors.Join(all...)
+	second := <-errs
+	return text, errors.Join(first, second)
 }
 
-// Output runs a program on this machine and returns what it wrote. The error has the program's standard error.
-func Output(ctx context.Context, program string, arguments ...string) ([]byte, error) {
-	text, _, err := OutputAndCPU(ctx, program, arguments...)
-	return text, err
-}
-
-// OutputAndCPU is Output, and the program's processor time.
-func OutputAndCPU(ctx context.Context, program string, arguments ...string) ([]byte, time.Duration, error) {
-	cmd := exec.CommandContext(ctx, program, arguments...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	cmd.WaitDelay = 10 * time.Second
-	text, err := cmd.Output()
-	if err == nil {
-		return text, CPUTime(cmd), nil
+// Output runs a program of [child.Command] and returns what it wrote. An error has the end of the program's standard error.
+func Output(ctx context.Context, cmd *exec.Cmd) ([]byte, error) {
+	var text, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &text, &said
+	if err := child.Run(ctx, cmd); err != nil {
+		return nil, explain(fmt.Errorf("%s: %w", filepath.Base(cmd.Path), err), said.Bytes())
 	}
-	if cause := context.Cause(ctx); cause != nil {
-		return nil, 0, fmt.Errorf("%s: %w", filepath.Base(program), cause)
-	}
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		return nil, 0, fmt.Errorf("%s: %w: %s", filepath.Base(program), err, strings.TrimSpace(string(exit.Stderr)))
-	}
-	return nil, 0, err
+	return text.Bytes(), nil
 }
 
 // JSON is a value of one of our own types as text.

@@ -43,7 +43,8 @@ func Commands() []*cobra.Command {
 // IsCommand reports whether the program's arguments are those of one of the subcommands.
 func IsCommand(args []string) bool { return len(args) > 1 && strings.HasPrefix(args[1], commandPrefix) }
 
-// StartSide starts a side on a host, by the subcommand of the program that calls it: receive, send, hub or spoke.
+// StartSide starts a side on a host of a lab, or without a lab on this machine, by the subcommand of the program that calls it: receive,
+// send, hub or spoke.
 func StartSide(ctx context.Context, lab *netns.Lab, host netns.Host, side string, o Options) (*proc.Process, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -54,7 +55,10 @@ func StartSide(ctx context.Context, lab *netns.Lab, host netns.Host, side string
 
 // StartListening starts a side that listens, and returns the address that it reports.
 func StartListening(ctx context.Context, lab *netns.Lab, host netns.Host, side string, o Options) (*proc.Process, netip.AddrPort, error) {
-	o.Address = netip.AddrPortFrom(lab.Address(host), 0)
+	o.Address = netip.MustParseAddrPort("127.0.0.1:0")
+	if lab != nil {
+		o.Address = netip.AddrPortFrom(lab.Address(host), 0)
+	}
 	p, err := StartSide(ctx, lab, host, side, o)
 	if err != nil {
 		return nil, netip.AddrPort{}, err

@@ -2,7 +2,6 @@ package workload
 
 import (
 	"errors"
-	"strings"
 	"testing"
 )
 
@@ -24,21 +23,6 @@ func TestPerftestOutput(t *testing.T) {
 	for _, text := range []string{"Couldn't connect", " 1048576    200    0.00    0.00    0.000000\n"} {
 		if _, err := perftestColumn(text, 1<<20, 3); !errors.Is(err, errNoFigure) {
 			t.Errorf("%q: %v", text, err)
-		}
-	}
-}
-
-func TestReportOfEvenkeelBench(t *testing.T) {
-	row := `{"rows":[{"size":8,"time_us":100,"bandwidth":0.081,"p50_us":90,"p99_us":100,"wrong":0}]}`
-	if got, err := driverResult([]byte(row), true); err != nil || got != 45 {
-		t.Errorf("latency %v, %v", got, err)
-	}
-	if got, err := driverResult([]byte(row), false); err != nil || got != 81 {
-		t.Errorf("bandwidth %v, %v", got, err)
-	}
-	for _, wrong := range []string{"", `{"rows":[]}`, strings.Replace(row, `"wrong":0`, `"wrong":1`, 1)} {
-		if _, err := driverResult([]byte(wrong), false); err == nil {
-			t.Errorf("%q has a result", wrong)
 		}
 	}
 }
