@@ -77,7 +77,8 @@ func pageCommand() *cobra.Command {
 			if output == "" {
 				output = resultsFolder(root)
 			}
-			for _, name := range expanded(names) {
+			names, every := expanded(names)
+			for _, name := range names {
 				e, err := experiments.Named(name)
 				if err != nil {
 					return err
@@ -88,7 +89,12 @@ func pageCommand() *cobra.Command {
 					return err
 				}
 				if len(store.Samples) == 0 {
-					return fmt.Errorf("%s has no samples: measure them by `go run ./hack/bench run %s`", path, e.Name)
+					lacking := fmt.Errorf("%s has no samples: measure them by `go run ./hack/bench run %s`", path, e.Name)
+					if !every {
+						return lacking
+					}
+					fmt.Fprintln(cmd.ErrOrStderr(), lacking)
+					continue
 				}
 				if _, err := writePage(page.NewResults(e, store.Samples), output); err != nil {
 					return err
@@ -112,12 +118,12 @@ func someExperiments(_ *cobra.Command, names []string) error {
 // everyExperiment stands for all names.
 const everyExperiment = "all"
 
-// expanded are the experiments that arguments name.
-func expanded(names []string) []string {
+// expanded are the experiments that arguments name, and whether they stand for all.
+func expanded(names []string) (_ []string, every bool) {
 	if len(names) == 1 && names[0] == everyExperiment {
-		return experiments.Names()
+		return experiments.Names(), true
 	}
-	return names
+	return names, false
 }
 
 func resultsFolder(root string) string { return filepath.Join(root, "docs", "results") }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -31,8 +32,8 @@ func TestInvalidFlagsAreRejected(t *testing.T) {
 			t.Errorf("--plugin %q was accepted", plugin)
 		}
 	}
-	for _, o := range []options{{rounds: -1}, {rounds: maxRounds + 1}, {only: "("}} {
-		if _, _, err := o.check([]string{"scale"}); err == nil {
+	for _, o := range []options{{rounds: -1}, {rounds: maxRounds + 1}, {only: "("}, {only: "no-such"}} {
+		if _, _, err := o.check(io.Discard, []string{"scale"}); err == nil {
 			t.Errorf("%+v was accepted", o)
 		}
 	}
@@ -40,27 +41,87 @@ func TestInvalidFlagsAreRejected(t *testing.T) {
 	for name, given := range map[string]options{
 		"collectives": {only: "process", against: "HEAD"}, "collectives-tls": {only: "element", plugins: gloo},
 	} {
-		if _, _, err := given.check([]string{name}); err == nil || !strings.Contains(err.Error(), name+" measure") {
+		if _, _, err := given.check(io.Discard, []string{name}); err == nil || !strings.Contains(err.Error(), name+" measure") {
 			t.Errorf("%s with %+v: %v, though no plugin is measured", name, given, err)
 		}
 	}
-	if _, _, err := (options{only: "process", plugins: gloo}).check([]string{"collectives"}); err != nil {
+	if _, _, err := (options{only: "process", plugins: gloo}).check(io.Discard, []string{"collectives"}); err != nil {
 		t.Errorf("Gloo's benchmark was not accepted: %v", err)
 	}
-	if _, _, err := (options{seed: 7}).check([]string{"scale"}); err == nil || !strings.Contains(err.Error(), "scale draws nothing") {
+	if _, _, err := (options{seed: 7}).check(io.Discard, []string{"scale"}); err == nil || !strings.Contains(err.Error(), "scale draws nothing") {
 		t.Errorf("%v, want that the experiment has no use for a seed", err)
 	}
-	if _, _, err := (options{}).check([]string{"no-such"}); err == nil || !strings.Contains(err.Error(), "scale") {
+	if _, _, err := (options{}).check(io.Discard, []string{"no-such"}); err == nil || !strings.Contains(err.Error(), "scale") {
 		t.Errorf("%v, want the names that there are", err)
 	}
 }
 
 func TestAllNamesEveryExperiment(t *testing.T) {
-	if got := expanded([]string{"all"}); !slices.Equal(got, experiments.Names()) || len(got) == 0 {
+	if got, every := expanded([]string{"all"}); !slices.Equal(got, experiments.Names()) || len(got) == 0 || !every {
 		t.Errorf("all is %q", got)
 	}
-	if got := expanded([]string{"tcp", "scale"}); !slices.Equal(got, []string{"tcp", "scale"}) {
+	if got, every := expanded([]string{"tcp", "scale"}); !slices.Equal(got, []string{"tcp", "scale"}) || every {
 		t.Errorf("two names became %q", got)
+	}
+}
+
+// command runs the program.
+func command(t *testing.T, args ...string) (output string, err error) {
+	t.Helper()
+	var out bytes.Buffer
+	root := rootCommand()
+	root.SetArgs(args)
+	root.SetOut(&out)
+	root.SetErr(&out)
+	err = root.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+func TestAllLeavesOutWhatRefusesAFlag(t *testing.T) {
+	out, err := command(t, "run", "all", "--only", "pairs|process", "--against", "no-such-commit")
+	if err == nil || !strings.Contains(err.Error(), "no commit of this checkout") {
+		t.Errorf("%v, want that there is no such commit: scale can be compared with one", err)
+	}
+	for _, want := range []string{"left out: --against no-such-commit: collectives measures", "left out: --only \"pairs|process\" matches no case of tcp: it has four-links, "} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	if strings.Contains(out, "scale") {
+		t.Errorf("scale is left out:\n%s", out)
+	}
+	if _, err := command(t, "run", "all", "--only", "no-such-case"); err == nil || !strings.Contains(err.Error(), "no experiment can be measured") {
+		t.Errorf("%v, though nothing is selected", err)
+	}
+}
+
+// The last experiment has a record, the others have none.
+func TestPagesOfAllAreThoseThatHaveARecord(t *testing.T) {
+	folder, names := t.TempDir(), experiments.Names()
+	last := names[len(names)-1]
+	e, err := experiments.Named(last)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := e.Cases(false)[0]
+	store, err := runner.OpenStore(record(folder, last))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sample := experiment.Sample{Experiment: last, Case: c.Name, Contender: experiment.Ours}
+	sample.Set(experiment.Measured{Values: map[experiment.Quantity]float64{c.Headline: 1}})
+	if err := store.Append(sample); err != nil {
+		t.Fatal(err)
+	}
+	out, err := command(t, "page", "all", "--output", folder)
+	if err != nil || !strings.Contains(out, "run "+names[0]) || strings.Contains(out, "run "+last+"`") {
+		t.Errorf("%v:\n%s", err, out)
+	}
+	if _, err := os.Stat(filepath.Join(folder, last+".md")); err != nil {
+		t.Error(err)
+	}
+	if _, err := command(t, "page", names[0], "--output", folder); err == nil || !strings.Contains(err.Error(), "has no samples") {
+		t.Errorf("%v, want that the named one has no samples", err)
 	}
 }
 

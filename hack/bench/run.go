@@ -61,7 +61,7 @@ Pages of quick runs and of comparisons with another commit go to dist/bench, oth
   go run ./hack/bench run tcp --only 'ping-pong|one-connection' --rounds 10 --against main
   go run ./hack/bench run collectives --plugin "Gloo's benchmark=gloo/build/gloo/benchmark/benchmark"`,
 		RunE: func(cmd *cobra.Command, names []string) error {
-			return o.run(cmd.Context(), cmd.OutOrStdout(), expanded(names))
+			return o.run(cmd.Context(), cmd.OutOrStdout(), names)
 		},
 	}
 	flags := cmd.Flags()
@@ -82,7 +82,7 @@ Pages of quick runs and of comparisons with another commit go to dist/bench, oth
 
 // run measures experiments one after the other.
 func (o options) run(ctx context.Context, out io.Writer, names []string) error {
-	only, all, err := o.check(names)
+	only, all, err := o.check(out, names)
 	if err != nil {
 		return err
 	}
@@ -167,8 +167,9 @@ func compare(out io.Writer, results page.Results, name string) error {
 	return nil
 }
 
-// check checks the flags before anything is built.
-func (o options) check(names []string) (*regexp.Regexp, []experiment.Experiment, error) {
+// check checks the flags before anything is built, and returns the experiments that are to be measured. Where all were asked for, those
+// that cannot be measured with these flags are left out, each with a line.
+func (o options) check(out io.Writer, names []string) (*regexp.Regexp, []experiment.Experiment, error) {
 	only, err := regexp.Compile(o.only)
 	if err != nil {
 		return nil, nil, fmt.Errorf("--only: %w", err)
@@ -176,33 +177,53 @@ func (o options) check(names []string) (*regexp.Regexp, []experiment.Experiment,
 	if o.rounds < 0 || o.rounds > maxRounds {
 		return nil, nil, fmt.Errorf("--rounds %d: from 1 to %d", o.rounds, maxRounds)
 	}
+	names, every := expanded(names)
 	var all []experiment.Experiment
 	for _, name := range names {
 		e, err := experiments.Named(name)
 		if err != nil {
 			return nil, nil, err
 		}
-		if o.seed != 0 && !e.Seeded {
-			return nil, nil, fmt.Errorf("--seed %d: %s draws nothing from a seed", o.seed, name)
-		}
-		networks, others := false, !e.DriverOnly
-		for _, c := range e.Cases(o.quick) {
-			if only.MatchString(c.Name) {
-				networks, others = networks || c.Network != nil, others || c.Others != nil
-			}
-		}
-		if e.DriverOnly && o.against != "" {
-			return nil, nil, fmt.Errorf("--against %s: %s measures evenkeel-bench, and of a commit only the plugin is built", o.against, name)
-		}
-		if len(o.plugins) > 0 && !others {
-			return nil, nil, fmt.Errorf("--plugin %s: the selected cases of %s measure evenkeel-bench, and no plugin", o.plugins[0], name)
-		}
-		if networks && os.Geteuid() != 0 {
+		networks, refusal := o.refusal(e, only)
+		switch {
+		case refusal != nil && every:
+			fmt.Fprintln(out, "left out:", refusal)
+			continue
+		case refusal != nil:
+			return nil, nil, refusal
+		case networks && os.Geteuid() != 0:
 			return nil, nil, fmt.Errorf("%s makes networks, which needs root", name)
 		}
 		all = append(all, e)
 	}
+	if len(all) == 0 {
+		return nil, nil, errors.New("no experiment can be measured with these flags")
+	}
 	return only, all, nil
+}
+
+// refusal is why an experiment cannot be measured with these flags; nil if it can. Networks says whether its selected cases have any.
+func (o options) refusal(e experiment.Experiment, only *regexp.Regexp) (networks bool, refusal error) {
+	var cases []string
+	selected, others := 0, !e.DriverOnly
+	for _, c := range e.Cases(o.quick) {
+		cases = append(cases, c.Name)
+		if only.MatchString(c.Name) {
+			selected++
+			networks, others = networks || c.Network != nil, others || c.Others != nil
+		}
+	}
+	switch {
+	case selected == 0:
+		return false, fmt.Errorf("--only %q matches no case of %s: it has %s", o.only, e.Name, strings.Join(cases, ", "))
+	case o.seed != 0 && !e.Seeded:
+		return false, fmt.Errorf("--seed %d: %s draws nothing from a seed", o.seed, e.Name)
+	case o.against != "" && e.DriverOnly:
+		return false, fmt.Errorf("--against %s: %s measures no plugin, and of a commit only the plugin is built", o.against, e.Name)
+	case len(o.plugins) > 0 && !others:
+		return false, fmt.Errorf("--plugin %s: the selected cases of %s measure no plugin", o.plugins[0], e.Name)
+	}
+	return networks, nil
 }
 
 func (o options) roundsOf(e experiment.Experiment) int {
