@@ -1,9 +1,7 @@
 package experiments
 
 import (
-	"context"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
@@ -18,6 +16,13 @@ const (
 	sharedMemory = "Evenkeel, shared memory"
 )
 
+// Prose of both.
+const (
+	glooWaits = "Gloo runs in its default blocking mode: the driver sets neither `setSync` nor `busyPoll`, which are its modes for low latency. Evenkeel's caller\n" +
+		"polls for 2 ms before it sleeps. So the ratios at small sizes compare a polling waiter with a sleeping one."
+	glooFails = "Gloo's ranks sometimes fail when one of them exits before the others; a run has up to three tries."
+)
+
 // The measurement between hosts: their number, the rate of each host's link, and the size.
 const (
 	collectiveHosts = 4
@@ -27,26 +32,18 @@ const (
 
 // collectives measures all-reduces on CPUs against Gloo's, in clear.
 func collectives() experiment.Experiment {
-	var gloo *workload.Gloo
-	build := func() *workload.Gloo { return gloo }
+	build, open := opened(workload.DebianGloo)
 	return experiment.Experiment{
 		Name: "collectives", Title: "Collectives against Gloo", Summary: "all-reduces on CPUs, over TCP and shared memory, against Gloo's", Subject: overTCP, DriverOnly: true,
 		About: "An all-reduce (sum of float32) by Evenkeel, which chooses the algorithm, and by Debian's libgloo over TCP with each of its algorithms\n" +
 			"(" + strings.Join(workload.GlooAlgorithms, ", ") + "). The best algorithm at each size, by its median, is what Evenkeel is\n" +
 			"compared with. A run measures each size for a while, and has the minimum and the median time on rank 0.\n\n" +
-			"Gloo runs in its default blocking mode: the driver sets neither `setSync` nor `busyPoll`, which are its modes for low latency. Evenkeel's caller\n" +
-			"polls for 2 ms before it sleeps. So the ratios at small sizes compare a polling waiter with a sleeping one. Evenkeel's shared memory is compared with Gloo\n" +
-			"over TCP, as Gloo has no transport over shared memory. Gloo's ranks sometimes fail when one of them exits before the others; a run has\n" +
-			"up to three tries.",
+			glooWaits + " Evenkeel's shared memory is compared with Gloo\n" +
+			"over TCP, as Gloo has no transport over shared memory. " + glooFails,
 		Notes: "All processes share one machine. Where there are more of them than cores, the medians are mostly those of the scheduler, and the minimum time\n" +
 			"is that of the run with the fewest context switches.",
 		Rounds: 5, QuickRounds: 2,
-		Open: func(ctx context.Context, progress io.Writer) (done func() error, err error) {
-			if gloo, err = workload.DebianGloo(ctx, progress); err != nil {
-				return nil, err
-			}
-			return gloo.Close, nil
-		},
+		Open: open,
 		Cases: func(quick bool) []experiment.Case {
 			return []experiment.Case{processes(2, quick, build), processes(4, quick, build), betweenHosts(quick, build), threads(quick)}
 		},
@@ -77,10 +74,7 @@ func processes(ranks int, quick bool, build func() *workload.Gloo) experiment.Ca
 		Name: fmt.Sprintf("%d-processes", ranks), Title: fmt.Sprintf("%d processes", ranks), Load: fmt.Sprintf("%s for each size", w.Length),
 		Contenders: append([]experiment.Contender{w.Evenkeel(sharedMemory, "shm"), w.Evenkeel(overTCP, "tcp")}, glooContenders(w, build)...),
 		Others:     w.GlooBenchmark, Timeout: workload.CollectiveTimeout,
-		Headline: minimum, Sweep: &experiment.Sweep{Of: "elements", More: []experiment.Quantity{median}}, More: []experiment.Quantity{workload.FailedTries},
-	}
-	for _, n := range w.Elements {
-		c.Sweep.Points = append(c.Sweep.Points, float64(n))
+		Headline: minimum, Sweep: &experiment.Sweep{Of: "elements", Points: points(w.Elements), More: []experiment.Quantity{median}}, More: []experiment.Quantity{workload.FailedTries},
 	}
 	goals := []experiment.Quantity{minimum}
 	if ranks == 2 {
@@ -92,6 +86,15 @@ func processes(ranks int, quick bool, build func() *workload.Gloo) experiment.Ca
 			experiment.Goal{Of: of, Share: 0.3, To: 1000, Contender: sharedMemory}, experiment.Goal{Of: of, Share: 0.5, From: 1001, Contender: sharedMemory})
 	}
 	return c
+}
+
+// points are those of a sweep over numbers.
+func points(numbers []int) []float64 {
+	var all []float64
+	for _, n := range numbers {
+		all = append(all, float64(n))
+	}
+	return all
 }
 
 func glooContenders(w workload.Collective, build func() *workload.Gloo) []experiment.Contender {

@@ -1,11 +1,9 @@
 package experiments
 
 import (
-	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
@@ -21,8 +19,7 @@ const (
 
 // collectivesTLS measures all-reduces on CPUs against Gloo's with TLS.
 func collectivesTLS() experiment.Experiment {
-	var gloo *workload.Gloo
-	build := func() *workload.Gloo { return gloo }
+	build, open := opened(workload.NewGlooTLS)
 	secret := make([]byte, 32)
 	rand.Read(secret) //nolint:errcheck // it never fails
 	environment := []string{"EVENKEEL_ENCRYPTION=required", "EVENKEEL_JOB_KEY=" + hex.EncodeToString(secret)}
@@ -50,17 +47,12 @@ func collectivesTLS() experiment.Experiment {
 			"Everything encrypted is TLS 1.3. Gloo has one connection for each pair of ranks, and records by OpenSSL. Evenkeel's transport `tls` authenticates\n" +
 			"ranks as Gloo does: each shows a certificate of one authority. Records are by rustls. Both take AES-256-GCM. With `EVENKEEL_ENCRYPTION=required` and a\n" +
 			"job key there are no certificates, the cipher is AES-128-GCM, and the store and probes are encrypted too. Connections are open before the first figure.\n\n" +
-			"Gloo runs in its default blocking mode. Evenkeel's caller polls for 2 ms before it sleeps. So the ratios at small sizes compare a polling waiter with a\n" +
-			"sleeping one. All processes share one machine: each byte is encrypted and decrypted on the same cores.",
-		Notes: "Gloo's ranks sometimes fail when one of them exits before the others; a run has up to three tries. A contender with TLS whose tries all fail, or do not\n" +
+			glooWaits + "\n" +
+			"All processes share one machine: each byte is encrypted and decrypted on the same cores.",
+		Notes: glooFails + " A contender with TLS whose tries all fail, or do not\n" +
 			"end within 20 s, is left out of the rest of the case.",
 		Rounds: 5, QuickRounds: 2,
-		Open: func(ctx context.Context, progress io.Writer) (done func() error, err error) {
-			if gloo, err = workload.NewGlooTLS(ctx, progress); err != nil {
-				return nil, err
-			}
-			return gloo.Close, nil
-		},
+		Open: open,
 		Cases: func(quick bool) []experiment.Case {
 			all := []experiment.Case{captures(build, environment)}
 			for _, elements := range []int{1, 1000, 100_000, 1_000_000} {

@@ -1,10 +1,8 @@
 package experiments
 
 import (
-	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"io"
 	"slices"
 
 	"evenkeel.dev/evenkeel/hack/bench/experiment"
@@ -31,7 +29,7 @@ func encryption() experiment.Experiment {
 	rand.Read(secret) //nolint:errcheck // it never fails
 	key := hex.EncodeToString(secret)
 	environment := []string{"EVENKEEL_JOB_KEY=" + key, "EVENKEEL_ENCRYPTION=required"}
-	var program string // WireGuard's
+	wireGuardProgram, open := opened(workload.WireGuardProgram)
 	return experiment.Experiment{
 		Name: "encryption", Title: "What encryption costs", Summary: "the plugin encrypted, against the plugin in clear, openssl and WireGuard", Subject: encrypted,
 		About: "[What is protected from whom](../encryption.md) is another page. In each round the plugin sends in clear, and encrypted with\n" +
@@ -41,10 +39,7 @@ func encryption() experiment.Experiment {
 		Notes: "WireGuard is `wireguard-go`, its program for systems whose kernel lacks it; one tunnel carries all flows. [Gloo with TLS](collectives-tls.md) is\n" +
 			"measured against the collectives.\n\nNot measured: records made by the kernel (kTLS) and WireGuard in the kernel.",
 		Rounds: 10, QuickRounds: 3,
-		Open: func(ctx context.Context, progress io.Writer) (done func() error, err error) {
-			program, err = workload.WireGuardProgram(ctx, progress)
-			return func() error { return nil }, err
-		},
+		Open: open,
 		Cases: func(quick bool) []experiment.Case {
 			var all []experiment.Case
 			for _, of := range transfers(quick) {
@@ -60,7 +55,7 @@ func encryption() experiment.Experiment {
 					c.Goals = []experiment.Goal{shareOf(clear, workload.Rate, 0.95, "")}
 				default:
 					c.More = append(c.More, workload.PerCore)
-					c.Contenders = append(c.Contenders, of.load.WireGuard(wireGuard, func() string { return program }), workload.Cipher(cipher))
+					c.Contenders = append(c.Contenders, of.load.WireGuard(wireGuard, wireGuardProgram), workload.Cipher(cipher))
 					c.Goals = []experiment.Goal{
 						shareOf(clear, workload.Processor, 1.5, limitsEncryption), shareOf(cipher, workload.PerCore, 0.8, limitsEncryption),
 						shareOf(wireGuard, workload.Rate, 1, limitsEncryption),

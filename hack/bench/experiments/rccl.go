@@ -1,9 +1,7 @@
 package experiments
 
 import (
-	"context"
 	"fmt"
-	"io"
 
 	"evenkeel.dev/evenkeel/hack/bench/experiment"
 	"evenkeel.dev/evenkeel/hack/bench/workload"
@@ -14,10 +12,10 @@ import (
 // rcclExperiment measures all-reduces of a real collective library over the plugin, and over that library's own sockets.
 func rcclExperiment() experiment.Experiment {
 	const mib = 32
-	var lab *rccl.Lab
+	lab, open := opened(rccl.New)
 	// A network has links of these rates. allReduces counts the all-reduces of a round; one more comes first and connects.
 	network := func(name, title string, allReduces int, rates ...netns.Rate) experiment.Case {
-		w := workload.AllReduce{Lab: func() *rccl.Lab { return lab }, Bytes: mib << 20, Count: allReduces}
+		w := workload.AllReduce{Lab: lab, Bytes: mib << 20, Count: allReduces}
 		return experiment.Case{
 			Name: name, Title: title, Network: &netns.Config{Links: netns.Links(rates...)}, Anew: true,
 			Contenders: []experiment.Contender{
@@ -43,12 +41,7 @@ An all-reduce of 40 MB over Evenkeel once took 4.6 s on a busy machine, instead 
 ranks on two cores at a load of 8 to 10 ran 100 all-reduces of 40 MB over each network, with the same RCCL. The longest took 0.65 s over
 Evenkeel and 0.47 s over RCCL's sockets. These runs were made once, by hand; the commands here do not repeat them.`,
 		Rounds: 5, QuickRounds: 2,
-		Open: func(ctx context.Context, progress io.Writer) (closeLab func() error, err error) {
-			if lab, err = rccl.New(ctx, progress); err != nil {
-				return nil, err
-			}
-			return lab.Close, nil
-		},
+		Open: open,
 		Cases: func(bool) []experiment.Case {
 			return []experiment.Case{
 				network("four-links", "4 links of 500 Mbit/s, chosen by a hash of addresses and ports", 5, 500*netns.Mbit, 500*netns.Mbit, 500*netns.Mbit, 500*netns.Mbit),

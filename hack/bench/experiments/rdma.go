@@ -1,9 +1,7 @@
 package experiments
 
 import (
-	"context"
 	"fmt"
-	"io"
 	"time"
 
 	"evenkeel.dev/evenkeel/hack/bench/experiment"
@@ -20,8 +18,7 @@ const (
 
 // rdma measures the plugin over RDMA against perftest, in virtual machines, and runs there what of its tests is about more than speed.
 func rdma() experiment.Experiment {
-	var machines *vm.Lab
-	lab := func() *vm.Lab { return machines }
+	lab, open := opened(vm.New)
 	// Perftest's first program writes, which the receiver does not notice. The second sends: its receiver polls for a completion of
 	// each message, as the plugin's does.
 	against := func(name, title string, w workload.RDMA, writes, sends string, goal float64, limit string) experiment.Case {
@@ -43,10 +40,7 @@ func rdma() experiment.Experiment {
 		Notes: "The case without figures has tests of the plugin, in the same kind of virtual machine; those of other ports run in one with two pairs.\n" +
 			"Idle pairs are 200, as the virtual machine opens and uses each over its emulated processor. Over TCP, [4,000](scale.md) are measured.",
 		Rounds: 5, QuickRounds: 2,
-		Open: func(ctx context.Context, progress io.Writer) (done func() error, err error) {
-			machines, err = vm.New(ctx, progress)
-			return func() error { return nil }, err
-		},
+		Open: open,
 		Cases: func(bool) []experiment.Case {
 			one, four := workload.RDMA{Bytes: 1 << 20, QueuePairs: 1, Messages: 200}, workload.RDMA{Bytes: 1 << 20, QueuePairs: 4, Messages: 200}
 			latency := workload.RDMA{Bytes: 8, QueuePairs: 1, Messages: 2000, Latency: true}
