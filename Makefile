@@ -39,9 +39,7 @@ bench: ## Measure an experiment into docs/results/ (all of them, or EXPERIMENT=t
 bench-list: ## The experiments and their cases
 	@$(GO) run ./hack/bench list
 
-.PHONY: bench-preflight bench-torch
-bench-torch: ## Measure the backend of torch.distributed against Gloo into docs/results/ (5 GB; BENCH="--quick" for less)
-	$(GO) run ./hack/bench/torch $(BENCH)
+.PHONY: bench-preflight
 bench-preflight: ## Check 5,000 pretend nodes into docs/results/; takes an hour of a quiet machine
 	KUBEBUILDER_ASSETS=$$($(GO) run ./hack/cluster tool envtest) $(GO) test ./operator/test/preflight -run '^TestScale$$' -v -timeout 120m \
 		-scale 5000 -scale-pods 100000 -scale-run 20s -scale-results docs/results/preflight.md

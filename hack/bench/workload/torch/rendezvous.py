@@ -1,10 +1,11 @@
-"""How long many ranks take to find each other and make one all-reduce, with the backend evenkeel and with Gloo."""
+"""Times how long many ranks take to find each other and make one all-reduce, over one backend. Prints JSON: seconds for each number."""
 
+import argparse
 import datetime
+import json
 import multiprocessing
 import queue
 import resource
-import statistics
 import threading
 import time
 
@@ -56,7 +57,7 @@ def process_main(backend, port, first, count, size, begin, results, leave):
             group, one = MEET[backend](dist.PrefixStore(backend, store), rank, size)
             taken = time.monotonic() - started
             groups.append(group)
-            results.put(taken if one.item() == size else f"rank {rank} has the sum {one.item()}, not {size}")
+            results.put(taken if one.item() == size else SystemExit(f"rank {rank} has the sum {one.item()}, not {size}"))
         except Exception as error:  # noqa: BLE001 - the page says it
             results.put(f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
 
@@ -67,7 +68,7 @@ def process_main(backend, port, first, count, size, begin, results, leave):
 
 
 def time_of(backend, size):
-    """Seconds until the last of these ranks had the sum, or what went wrong."""
+    """Seconds until the last of these ranks had the sum, or why they have not met. A wrong sum ends the program."""
     fork = multiprocessing.get_context("fork")
     begin, results, leave = fork.Barrier(size), fork.Queue(), fork.Event()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -84,6 +85,8 @@ def time_of(backend, size):
                 found = results.get(timeout=max(end - time.monotonic(), 0.1))
             except queue.Empty:
                 return f"no end within {LIMIT + 60:.0f} s"
+            if isinstance(found, SystemExit):
+                raise found
             if isinstance(found, str):
                 return found
             slowest = max(slowest, found)
@@ -96,21 +99,17 @@ def time_of(backend, size):
                 process.join()
 
 
-def table(sizes, rounds):
-    """Lines of the page: the median of the rounds, in brackets the greatest. Backends take turns. One that fails is not tried again."""
-    lines = ["| ranks | evenkeel | Gloo | evenkeel / Gloo |", "|---|---|---|---|"]
-    for size in sizes:
-        found = {backend: [] for backend in MEET}
-        for _ in range(rounds):
-            for backend, times in found.items():
-                if not any(isinstance(time_, str) for time_ in times):
-                    times.append(time_of(backend, size))
-                    print(f"{size} ranks, {backend}: {times[-1]}", flush=True)
-        cells, middles = [], []
-        for times in found.values():
-            errors = [time_ for time_ in times if isinstance(time_, str)]
-            middles.append(None if errors else statistics.median(times))
-            cells.append(errors[0] if errors else f"{middles[-1]:.2f} s ({max(times):.2f} s)")
-        ratio = f"{middles[0] / middles[1]:.2f}" if None not in middles else "-"
-        lines.append(f"| {size:,} | {' | '.join(cells)} | {ratio} |")
-    return lines
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backend", required=True, choices=tuple(MEET))
+    parser.add_argument("--ranks", required=True, type=lambda text: [int(size) for size in text.split(",")])
+    options = parser.parse_args()
+    seconds, missed = {}, {}
+    for size in options.ranks:
+        found = time_of(options.backend, size)
+        (missed if isinstance(found, str) else seconds)[size] = found
+    print(json.dumps({"torch": torch.__version__, "seconds": seconds, "missed": missed}))
+
+
+if __name__ == "__main__":
+    main()
