@@ -122,7 +122,9 @@ func (r Results) view() view {
 		v.Cases = append(v.Cases, caseView{
 			RunDrawing: file, Runner: runner,
 			Title: c.Title, Load: strings.Join(load, "; "), Drawing: r.drawing(c), Notes: c.Notes,
-			Sweeps: c.sweepTables(), Runs: c.table(), Failures: c.failed(), Said: c.said(), ProcessorsAreLimit: c.processorsAreLimit(),
+			Sweeps: c.sweepTables(), Runs: c.table(), ProcessorsAreLimit: c.processorsAreLimit(),
+			Failures: c.said(" failed", func(run experiment.Sample) string { return run.Failure }),
+			Said:     c.said("", func(run experiment.Sample) string { return run.Note }),
 		})
 	}
 	return v
@@ -378,26 +380,13 @@ func (s series) busy() []float64 {
 	return all
 }
 
-// failed lists the runs that failed.
-func (c caseResult) failed() []string {
+// said lists what a field of the runs says, where it says something.
+func (c caseResult) said(what string, of func(experiment.Sample) string) []string {
 	var all []string
 	for _, s := range c.series {
 		for _, run := range s.runs {
-			if run.Failure != "" {
-				all = append(all, fmt.Sprintf("%s, run %d failed: %s", s.name, run.Round+1, run.Failure))
-			}
-		}
-	}
-	return all
-}
-
-// said are the notes of runs.
-func (c caseResult) said() []string {
-	var all []string
-	for _, s := range c.series {
-		for _, run := range s.runs {
-			if run.Note != "" {
-				all = append(all, fmt.Sprintf("%s, run %d: %s", s.name, run.Round+1, run.Note))
+			if text := of(run); text != "" {
+				all = append(all, fmt.Sprintf("%s, run %d%s: %s", s.name, run.Round+1, what, text))
 			}
 		}
 	}
