@@ -88,9 +88,10 @@ audit: ## Licences, known vulnerabilities and sources of all dependencies (OFFLI
 	$(GO) run ./hack/ci/audit $(if $(OFFLINE),--offline)
 
 .PHONY: generate
-generate: ## Generated code, manifests (CRDs, deep copies) and pages of docs/
+generate: ## Generated code, manifests (CRDs, deep copies), pages of docs/ and figures of README.md
 	$(GO) generate ./...
 	$(GO) run ./hack/ci/docs generate
+	$(GO) run ./hack/bench readme
 
 .PHONY: cluster-up cluster-down cluster-status
 cluster-up: ## Start the local cluster that the demo uses

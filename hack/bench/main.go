@@ -42,7 +42,7 @@ The page docs/results/NAME.md and its drawings are made from that file alone.`,
 		SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
-	cmd.AddCommand(listCommand(), runCommand(), pageCommand(), enterCommand(), rdmaCommand())
+	cmd.AddCommand(listCommand(), runCommand(), pageCommand(), readmeCommand(), enterCommand(), rdmaCommand())
 	cmd.AddCommand(sockets.Commands()...)
 	return cmd
 }

@@ -289,3 +289,21 @@ func (r Results) Against(name string) []Comparison {
 	}
 	return all
 }
+
+// Headline is the subject and the best of the others by a case's headline, and the ratio of one to the other with its verdict, as they are
+// printed. It is not ok if the record lacks either. Of a sweep it is that at the first point.
+func (r Results) Headline(name string) (subject, others, ratio string, ok bool) {
+	at := slices.IndexFunc(r.cases, func(c caseResult) bool { return c.Name == name })
+	if at < 0 {
+		return "", "", "", false
+	}
+	c := r.cases[at]
+	q := c.Headlines()[0]
+	ours := c.find(c.subject)
+	rival, known := c.bestRival(q)
+	if !known || len(ours.values(q)) == 0 {
+		return "", "", "", false
+	}
+	over := ours.over(rival, q)
+	return q.Format(ours.middle(q)), q.Format(rival.middle(q)) + ", " + rival.name, over.String() + ", " + string(over.Verdict(q.LowerIsBetter)), true
+}
