@@ -1,7 +1,6 @@
 package workload
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +12,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"evenkeel.dev/evenkeel/hack/bench/experiment"
@@ -54,25 +52,13 @@ func (w ServerMemory) Server(name string) experiment.Contender {
 func (w ServerMemory) run(ctx context.Context, r experiment.Run) (outcome, error) {
 	program := filepath.Join(filepath.Dir(r.Driver), "evenkeel-reduction-server")
 	server := exec.CommandContext(ctx, program, "serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--memory", strconv.Itoa(w.Bound))
-	server.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	server.Env = append(os.Environ(), "NCCL_SOCKET_IFNAME=lo")
-	stderr, err := server.StderrPipe()
+	line, err := StartServer(server)
 	if err != nil {
-		return nil, err
-	}
-	if err := server.Start(); err != nil {
-		return nil, fmt.Errorf("start the server: %w", err)
+		return nil, fmt.Errorf("the server: %w", err)
 	}
 	defer func() { server.Process.Kill(); server.Wait() }()
-	var line string
-	reader := bufio.NewReader(stderr)
-	for !strings.HasPrefix(line, "listening at ") {
-		if line, err = reader.ReadString('\n'); err != nil {
-			return nil, fmt.Errorf("the server did not start: %w: %q", err, line)
-		}
-	}
-	go io.Copy(io.Discard, reader)
-	address, _, _ := strings.Cut(strings.TrimPrefix(line, "listening at "), ",")
+	address, _, _ := strings.Cut(line, ",")
 	metrics := metricsPattern.FindStringSubmatch(line)
 	if metrics == nil {
 		return nil, fmt.Errorf("no metrics in %q", line)
