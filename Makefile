@@ -57,7 +57,7 @@ fuzz: ## Feed each parser of what peers send with inputs that reach new code, 1 
 
 .PHONY: gpu
 gpu: ## Real NCCL over the plugin on one GPU, into docs/results/gpu.md (GPU="--quick" for less)
-	$(GO) run ./hack/bench/gpu $(GPU)
+	$(GO) run ./hack/bench run gpu $(GPU)
 
 .PHONY: lint
 lint: ## Formatters and linters of every language, and the links of Markdown files

@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"evenkeel.dev/evenkeel/hack/bench/experiment"
 	"evenkeel.dev/evenkeel/hack/bench/experiments"
 	"evenkeel.dev/evenkeel/hack/bench/internal/page"
 	"evenkeel.dev/evenkeel/hack/bench/internal/sockets"
@@ -24,6 +26,9 @@ func main() {
 	defer stop()
 	if err := rootCommand().ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
+		if missing := experiment.MissingError(""); errors.As(err, &missing) {
+			os.Exit(2)
+		}
 		os.Exit(1)
 	}
 }

@@ -32,7 +32,7 @@ func TestInvalidFlagsAreRejected(t *testing.T) {
 			t.Errorf("--plugin %q was accepted", plugin)
 		}
 	}
-	for _, o := range []options{{rounds: -1}, {rounds: maxRounds + 1}, {only: "("}, {only: "no-such"}} {
+	for _, o := range []options{{rounds: -1}, {rounds: maxRounds + 1}, {builtFrom: "abc"}, {only: "("}, {only: "no-such"}} {
 		if _, _, err := o.check(io.Discard, []string{"scale"}); err == nil {
 			t.Errorf("%+v was accepted", o)
 		}
@@ -53,15 +53,6 @@ func TestInvalidFlagsAreRejected(t *testing.T) {
 	}
 	if _, _, err := (options{}).check(io.Discard, []string{"no-such"}); err == nil || !strings.Contains(err.Error(), "scale") {
 		t.Errorf("%v, want the names that there are", err)
-	}
-}
-
-func TestAllNamesEveryExperiment(t *testing.T) {
-	if got, every := expanded([]string{"all"}); !slices.Equal(got, experiments.Names()) || len(got) == 0 || !every {
-		t.Errorf("all is %q", got)
-	}
-	if got, every := expanded([]string{"tcp", "scale"}); !slices.Equal(got, []string{"tcp", "scale"}) || every {
-		t.Errorf("two names became %q", got)
 	}
 }
 
@@ -165,6 +156,17 @@ func TestPluginOfACommitIsBuiltOnce(t *testing.T) {
 		t.Errorf("%v, %v; want %v", got, err, want)
 	}
 	if _, err := buildCommit(t.Context(), root, "no-such-commit"); err == nil || !strings.Contains(err.Error(), "--against no-such-commit") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestFailedRunOfAnExperimentThatChecksIsAnError(t *testing.T) {
+	e, samples := experiment.Experiment{Name: "gpu"}, []experiment.Sample{{Case: "loopback", Contender: experiment.Ours}}
+	if err := checked(e, samples); err != nil {
+		t.Error(err)
+	}
+	samples = append(samples, experiment.Sample{Case: "killed-rank", Contender: experiment.Ours, Round: 1, Failure: "it broke"})
+	if err := checked(e, samples); err == nil || err.Error() != "gpu, killed-rank, Evenkeel, run 2 failed: it broke" {
 		t.Errorf("%v", err)
 	}
 }

@@ -37,6 +37,7 @@ type options struct {
 	plugins                 []string // NAME=PATH
 	against                 string
 	library, driver, output string
+	builtFrom               string
 	congestion              string
 	seed                    uint64
 	wait                    time.Duration
@@ -51,7 +52,8 @@ func runCommand() *cobra.Command {
 In each round all contenders run one after the other, and each round begins with the next one. Before each run the machine
 should be quiet: the program waits for that, and records it where the time was up. A run that was interrupted goes on where it
 stopped when it is started again at the same commit on the same machine; cases of another commit are measured anew. A run that
-failed is a result, too, and is not tried again. Most experiments make networks, which needs root.
+failed is a result, too, and is not tried again. Most experiments make networks, which needs root. Where this machine lacks what
+an experiment needs, such as a GPU, the error names it, and the exit status is 2.
 
 Pages of quick runs and of comparisons with another commit go to dist/bench, others to docs/results.`,
 		Example: `  go run ./hack/bench run all
@@ -72,6 +74,7 @@ Pages of quick runs and of comparisons with another commit go to dist/bench, oth
 	flags.StringVar(&o.against, "against", "", "an earlier commit, whose plugin is built and runs in turns; the exit status is not zero if this checkout is worse in a case")
 	flags.StringVar(&o.library, "library", "", "the plugin to measure (default: built from this checkout)")
 	flags.StringVar(&o.driver, "driver", "", "the evenkeel-bench to measure it with (default: built from this checkout)")
+	flags.StringVar(&o.builtFrom, "built-from", "", "the commit of --library and --driver, where this machine cannot build them (default this checkout's)")
 	flags.StringVar(&o.output, "output", "", "folder for records and pages (default docs/results, or dist/bench)")
 	flags.StringVar(&o.congestion, "congestion", "", "TCP congestion control (default the machine's for new namespaces)")
 	flags.Uint64Var(&o.seed, "seed", 0, "what an experiment draws its faults from, if it draws any")
@@ -110,10 +113,15 @@ func (o options) run(ctx context.Context, out io.Writer, names []string) error {
 	if err != nil {
 		return err
 	}
+	commit := o.builtFrom
+	if commit == "" {
+		commit = toolbox.Commit(ctx, root, "plugin", "hack")
+	}
 	setting := experiment.Setting{
-		Commit: toolbox.Commit(ctx, root, "plugin", "hack"), Machine: machine.Describe().String(), Driver: driver, Quick: o.quick,
+		Commit: commit, Machine: machine.Describe().String(), Driver: driver, Quick: o.quick,
 		Congestion: o.congestion, Seed: o.seed,
 	}
+	_, every := expanded(names)
 	var failures []error
 	for _, e := range all {
 		store, err := runner.OpenStore(record(o.output, e.Name))
@@ -129,11 +137,17 @@ func (o options) run(ctx context.Context, out io.Writer, names []string) error {
 			against = e.SubjectName() + " at " + earlier.Name
 			r.Plugins = append(r.Plugins, runner.Plugin{Name: against, Library: earlier.Library})
 		}
-		if err := r.Run(ctx); err != nil {
-			return err
+		measured := r.Run(ctx)
+		if missing := experiment.MissingError(""); every && errors.As(measured, &missing) {
+			fmt.Fprintln(out, "left out:", measured)
+			continue
 		}
+		if measured != nil && len(store.Samples) == 0 {
+			return measured
+		}
+		// What an interruption has left has a page, too.
 		results, err := writePage(page.NewResults(e, store.Samples), o.output)
-		if err != nil {
+		if err := errors.Join(measured, err); err != nil {
 			return err
 		}
 		fmt.Fprintln(out)
@@ -144,8 +158,21 @@ func (o options) run(ctx context.Context, out io.Writer, names []string) error {
 		if against != "" {
 			failures = append(failures, compare(out, results, against))
 		}
+		if e.Checks {
+			failures = append(failures, checked(e, store.Samples))
+		}
 	}
 	return errors.Join(failures...)
+}
+
+// checked is an error if a run has failed.
+func checked(e experiment.Experiment, samples []experiment.Sample) error {
+	for _, s := range samples {
+		if s.Failure != "" {
+			return fmt.Errorf("%s, %s, %s, run %d failed: %s", e.Name, s.Case, s.Contender, s.Round+1, s.Failure)
+		}
+	}
+	return nil
 }
 
 // compare prints how the subject compares with another contender. It is an error if it is worse in a case.
@@ -176,6 +203,9 @@ func (o options) check(out io.Writer, names []string) (*regexp.Regexp, []experim
 	}
 	if o.rounds < 0 || o.rounds > maxRounds {
 		return nil, nil, fmt.Errorf("--rounds %d: from 1 to %d", o.rounds, maxRounds)
+	}
+	if o.builtFrom != "" && (o.library == "" || o.driver == "") {
+		return nil, nil, fmt.Errorf("--built-from %s: --library and --driver are needed too", o.builtFrom)
 	}
 	names, every := expanded(names)
 	var all []experiment.Experiment

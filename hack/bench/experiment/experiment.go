@@ -28,7 +28,10 @@ type Experiment struct {
 	Rounds, QuickRounds int
 	// Seeded is whether runs draw from [Run.Seed].
 	Seeded bool
-	// Open prepares what all runs share, where that is needed. The runner calls close at the end.
+	// Checks is whether runs check more than speed, so that one that fails is an error of the whole.
+	Checks bool
+	// Open prepares what all runs share, where that is needed. The runner calls close at the end. What a machine cannot have is a
+	// [MissingError].
 	Open func(ctx context.Context, progress io.Writer) (close func() error, err error)
 	// Cases are the cases of a full or of a quick run. They are made once for each process, and may keep state between runs.
 	Cases func(quick bool) []Case
@@ -124,3 +127,8 @@ func (e Experiment) SubjectName() string {
 	}
 	return Ours
 }
+
+// A MissingError says what a machine lacks for an experiment, such as a GPU, and what would help.
+type MissingError string
+
+func (e MissingError) Error() string { return string(e) }

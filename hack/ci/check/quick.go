@@ -53,7 +53,7 @@ var checkStages = []stage{
 
 // What `make check` leaves out of stage unit, as it would take too long.
 var (
-	slowPackages = []string{"hack/bench/gpu", "hack/ci/release"}
+	slowPackages = []string{"hack/bench/workload/gpu", "hack/ci/release"}
 	// pureCrates are those whose tests need no other program, and take seconds.
 	pureCrates = []string{
 		"crates/protocol", "crates/diagnosis", "crates/tuner", "crates/nccl-abi", "crates/reduction-kernels", "crates/reduction",

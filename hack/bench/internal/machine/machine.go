@@ -13,9 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BusyLoad is the load average above which a machine does not count as quiet.
-const BusyLoad = 0.5
-
 // A Machine is what results depend on.
 type Machine struct {
 	Cores     int
@@ -78,14 +75,6 @@ func (m Machine) String() string {
 		processor += " with " + m.Vectors
 	}
 	return fmt.Sprintf("%d cores (%s), %s", m.Cores, processor, m.Kernel)
-}
-
-// Quiet says in a sentence whether the machine was quiet when the run began.
-func (m Machine) Quiet() string {
-	if m.Load > BusyLoad {
-		return fmt.Sprintf("**The machine was not quiet: its load was %.1f when the run began.** Other programs are part of these figures.", m.Load)
-	}
-	return fmt.Sprintf("The machine was quiet: its load was %.1f when the run began.", m.Load)
 }
 
 // CPUTime is the time that all processors together have spent since boot, in clock ticks.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -112,25 +111,6 @@ func TestPageOfARecord(t *testing.T) {
 	}
 	if len(files) != 4 {
 		t.Errorf("%d files, want 4", len(files))
-	}
-}
-
-// The rows of goals, each broken in its own way.
-func TestGoals(t *testing.T) {
-	r := NewResults(example(), samples(t))
-	var got []string
-	for _, g := range r.goals() {
-		got = append(got, fmt.Sprintf("%s: %s, %s: %s", g.Of, g.Measured, g.Goal, g.Reached))
-	}
-	want := []string{
-		"rate: 0.41 GB/s, 0.40 GB/s: yes",
-		"worst rate: 0.39 GB/s, 0.40 GB/s: no",
-		"rise time: 0.9 s, 1.0 s: yes",
-		"rate: 0.41 GB/s, 0.48 GB/s, 1 of plain: no",
-		"rate: 0.30 GB/s, and 1 of 5 runs failed, 0.21 GB/s, 0.5 of Evenkeel with four links: no",
-	}
-	if !slices.Equal(got, want) {
-		t.Errorf("%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 

@@ -3,7 +3,6 @@ package page
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"io"
 	"os"
@@ -12,28 +11,10 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
-	"time"
-
-	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
-
-// OneProcessor is a note for pages whose figures come from one machine.
-const OneProcessor = "Another processor gives other figures; none was measured on one."
 
 // OwnGoals is a note for every page with goals.
 const OwnGoals = "Goals are this project's own: \"reached: yes\" means that a figure is as good as was asked for, not that it is the best."
-
-// A Source is what a figure was measured at, and how.
-type Source struct {
-	Commit  string // of the checkout, and whether it had changes
-	Day     string // such as 2026-01-31
-	Command string // what measured it
-}
-
-// NewSource is the present state of the checkout, and this program's command line. Folders are those whose changes count.
-func NewSource(ctx context.Context, root string, folders ...string) Source {
-	return Source{Commit: toolbox.Commit(ctx, root, folders...), Day: time.Now().UTC().Format(time.DateOnly), Command: Command(os.Args[1:])}
-}
 
 // Command is how this program is run with these arguments. Files have only their names, as their folders are this machine's.
 func Command(arguments []string) string {
@@ -54,18 +35,6 @@ func Command(arguments []string) string {
 		words = append(words, flag+value)
 	}
 	return strings.Join(words, " ")
-}
-
-// String is "commit C, on DAY, by `COMMAND`"; what is not known is left out.
-func (s Source) String() string {
-	text := "commit " + s.Commit
-	if s.Day != "" {
-		text += ", on " + s.Day
-	}
-	if s.Command != "" {
-		text += ", by `" + s.Command + "`"
-	}
-	return text
 }
 
 // A Table is a table of Markdown, and of text.

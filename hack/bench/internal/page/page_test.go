@@ -19,18 +19,10 @@ func TestTable(t *testing.T) {
 	}
 }
 
-func TestSourceHasTheCommand(t *testing.T) {
+func TestCommandIsThatOfTheProgram(t *testing.T) {
 	got := Command([]string{"--quick", "--only", "two-links|2+2", "--plugin=x=/opt/x.so", "--library", "/opt/lib/y.so"})
 	_, arguments, _ := strings.Cut(got, " --quick")
 	if want := " --only 'two-links|2+2' --plugin=x=x.so --library y.so"; !strings.HasPrefix(got, "go run ./hack/bench/internal/page") || arguments != want {
 		t.Errorf("%q, want %q", got, want)
-	}
-	for want, s := range map[string]Source{
-		"commit abc": {Commit: "abc"},
-		"commit abc, with changes, on 2026-01-31, by `go run ./x`": {Commit: "abc, with changes", Day: "2026-01-31", Command: "go run ./x"},
-	} {
-		if s.String() != want {
-			t.Errorf("%q, want %q", s, want)
-		}
 	}
 }

@@ -27,11 +27,6 @@ func Spread(values []float64) string {
 	return fmt.Sprintf("%.0f %%", 100*(slices.Max(values)-slices.Min(values))/median)
 }
 
-// MedianAndRange is the median with the least and the greatest value in brackets.
-func MedianAndRange(values []float64) string {
-	return fmt.Sprintf("%.1f (%.1f to %.1f)", Median(values), slices.Min(values), slices.Max(values))
-}
-
 const (
 	// MinPairs is the least number of pairs that have a verdict. By chance alone, all of 4 pairs point the same way in 1 of 8 cases.
 	MinPairs = 5

@@ -1,4 +1,4 @@
-package main
+package gpu
 
 import (
 	"bufio"
@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"evenkeel.dev/evenkeel/hack/bench/experiment"
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
 
@@ -29,8 +29,6 @@ const (
 	failed, timedOut = 1, 3
 	// killAfter is the number of all-reduces after which a rank is killed.
 	killAfter = 20
-	// maxKillBytes is the size of the largest all-reduce of that run.
-	maxKillBytes = 4 << 20
 	// exitGrace is how long other ranks may continue when one has failed.
 	exitGrace = 10 * time.Second
 	// abortTimeout is more than a rank needs to exit after its timeout.
@@ -39,23 +37,15 @@ const (
 
 // A world is the ranks of one run.
 type world struct {
+	Load
+	*Lab
 	name, network string // the network is the one that NCCL must report
-	program, nccl string
-	version       int // of NCCL, as ncclGetVersion gives it
-	ranks         int
-	plan          plan
 	environment   []string
 	forever       bool
-	work, logs    string
 	// collNet is set where NCCL must reach reduction servers.
 	collNet bool
-	// only is the type that is summed; empty: all types, and all operations.
-	only string
-	// minBytes is the size of the smallest all-reduce; 0: that of the program.
-	minBytes int
-	// lab has the ranks' hosts, one each; nil: all use the loopback interface.
-	lab   *netns.Lab
-	hosts []netns.Host
+	// hosts are the ranks', one each; nil: all use the loopback interface.
+	hosts *netns.Lab
 }
 
 // A row is one size of one type and operation, as a rank reports it.
@@ -86,6 +76,7 @@ func (e exit) causes(other exit) bool {
 // id is the file by which the ranks meet.
 func (w world) id() string { return filepath.Join(w.work, w.name+".id") }
 
+// log is where NCCL's log of a rank is. Errors have its name alone, as they are on the page.
 func (w world) log(rank int) string {
 	return filepath.Join(w.logs, fmt.Sprintf("%s-rank%d.log", w.name, rank))
 }
@@ -94,22 +85,19 @@ func (w world) log(rank int) string {
 func (w world) command(ctx context.Context, rank int) (*exec.Cmd, error) {
 	number := func(d time.Duration) string { return strconv.Itoa(int(d / time.Second)) }
 	args := []string{
-		"--nccl", w.nccl, "--id", w.id(), "--rank", strconv.Itoa(rank), "--ranks", strconv.Itoa(w.ranks),
-		"--max", strconv.Itoa(w.plan.maxBytes), "--iterations", strconv.Itoa(w.plan.iterations), "--timeout", number(w.plan.timeout),
+		"--nccl", w.nccl, "--id", w.id(), "--rank", strconv.Itoa(rank), "--ranks", strconv.Itoa(w.Ranks),
+		"--min", strconv.Itoa(w.Min), "--max", strconv.Itoa(w.Max), "--iterations", strconv.Itoa(w.Iterations), "--timeout", number(w.Timeout),
 	}
 	if w.forever {
 		args = append(args, "--forever", "1")
 	}
-	if w.only != "" {
-		args = append(args, "--only", w.only)
-	}
-	if w.minBytes > 0 {
-		args = append(args, "--min", strconv.Itoa(w.minBytes))
+	if !w.AllTypes {
+		args = append(args, "--only", timedType)
 	}
 	cmd, device := exec.CommandContext(ctx, w.program, args...), "lo"
-	if w.lab != nil {
+	if w.hosts != nil {
 		var err error
-		if cmd, err = w.lab.Command(ctx, w.hosts[rank], append([]string{w.program}, args...)...); err != nil {
+		if cmd, err = w.hosts.Command(ctx, netns.StarHost(rank), append([]string{w.program}, args...)...); err != nil {
 			return nil, err
 		}
 		device = netns.DataInterface
@@ -166,7 +154,7 @@ func (w world) run(ctx context.Context, afterFailure time.Duration, onRow func(r
 	if err := os.Remove(w.id()); err != nil && !errors.Is(err, os.ErrNotExist) { // that of an earlier run
 		return nil, err
 	}
-	for rank := range w.ranks {
+	for rank := range w.Ranks {
 		if err := os.Remove(w.log(rank)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, err
 		}
@@ -203,9 +191,9 @@ func (w world) run(ctx context.Context, afterFailure time.Duration, onRow func(r
 		})
 	}
 	var exits []exit
-	limit := time.NewTimer(w.plan.outputTimeout)
+	limit := time.NewTimer(w.OutputTimeout)
 	lost := false
-	for len(exits) < w.ranks {
+	for len(exits) < w.Ranks {
 		select {
 		case e := <-events:
 			if e.exit == nil {
@@ -217,13 +205,13 @@ func (w world) run(ctx context.Context, afterFailure time.Duration, onRow func(r
 			case lost:
 			case e.exit != nil && e.exit.failure != "":
 				lost = true
-				limit.Reset(min(afterFailure, w.plan.outputTimeout))
+				limit.Reset(min(afterFailure, w.OutputTimeout))
 			default:
-				limit.Reset(w.plan.outputTimeout)
+				limit.Reset(w.OutputTimeout)
 			}
 		case <-limit.C:
 			if !lost {
-				return exits, fmt.Errorf("%s: no output of any rank for %s; NCCL's logs are in %s", w.name, w.plan.outputTimeout, w.logs)
+				return exits, fmt.Errorf("%s: no output of any rank for %s; NCCL's logs are %s-rank*.log", w.name, w.OutputTimeout, w.name)
 			}
 			return exits, nil
 		case <-ctx.Done():
@@ -246,15 +234,11 @@ func reason(stderr, otherwise string) string {
 }
 
 // allReduce runs all rows once, and returns those of rank 0.
-func (w world) allReduce(ctx context.Context, out io.Writer) ([]row, error) {
+func (w world) allReduce(ctx context.Context) ([]row, error) {
 	var rows []row
 	exits, err := w.run(ctx, exitGrace, func(rank int, r row, _ func(int)) {
-		if rank != 0 {
-			return
-		}
-		rows = append(rows, r)
-		if r.Bytes == w.plan.maxBytes {
-			fmt.Fprintf(out, "%s: %s %s done\n", w.name, r.Type, r.Op)
+		if rank == 0 {
+			rows = append(rows, r)
 		}
 	})
 	if err != nil {
@@ -271,7 +255,7 @@ func (w world) allReduce(ctx context.Context, out io.Writer) ([]row, error) {
 		return nil, err
 	}
 	if first != nil {
-		return nil, fmt.Errorf("%s: %s; NCCL's logs are in %s", w.name, first.failure, w.logs)
+		return nil, fmt.Errorf("%s: %s; NCCL's logs are %s-rank*.log", w.name, first.failure, w.name)
 	}
 	return rows, nil
 }
@@ -283,7 +267,7 @@ var using = regexp.MustCompile(`Using network ([^\r\n]+)`)
 
 // checkNetwork checks in every rank's log which network NCCL used. A rank that failed may not have chosen one.
 func (w world) checkNetwork(hasFailed bool) error {
-	for rank := range w.ranks {
+	for rank := range w.Ranks {
 		text, err := os.ReadFile(w.log(rank))
 		if err != nil && !hasFailed {
 			return fmt.Errorf("%s: NCCL wrote no log: %w", w.name, err)
@@ -295,35 +279,22 @@ func (w world) checkNetwork(hasFailed bool) error {
 			continue
 		}
 		if used != w.network {
-			return fmt.Errorf("%s: NCCL used network %s instead of %s; %s has the reason", w.name, used, w.network, w.log(rank))
+			return fmt.Errorf("%s: NCCL used network %s instead of %s; %s has the reason", w.name, used, w.network, filepath.Base(w.log(rank)))
 		}
 		if w.collNet && !bytes.Contains(text, []byte(viaServers)) {
-			return fmt.Errorf("%s: NCCL did not use the reduction servers; %s has the reason", w.name, w.log(rank))
+			return fmt.Errorf("%s: NCCL did not use the reduction servers; %s has the reason", w.name, filepath.Base(w.log(rank)))
 		}
 	}
 	return nil
 }
 
-// A loss is the error of the ranks after one of them, or a reduction server, was killed.
-type loss struct {
-	Failure string
-	After   time.Duration // until the last of them had its error
-}
-
-// killRank kills the last rank in the middle of a run.
-func (w world) killRank(ctx context.Context) (loss, error) {
-	victim := w.ranks - 1
-	return w.lose(ctx, fmt.Sprintf("rank %d", victim), victim, func(kill func(int)) { kill(victim) })
-}
-
 // lose kills something in the middle of a run: the rank `victim`, or something that is no rank, -1. NCCL must report an error to all
 // others, and they must exit.
-func (w world) lose(ctx context.Context, what string, victim int, killing func(killRank func(int))) (loss, error) {
+func (w world) lose(ctx context.Context, what string, victim int, killing func(killRank func(int))) (m experiment.Measured, err error) {
 	w.forever = true
-	w.plan.maxBytes = min(w.plan.maxBytes, maxKillBytes)
 	var killed time.Time
 	rows := 0
-	exits, err := w.run(ctx, w.plan.timeout+abortTimeout, func(rank int, _ row, kill func(int)) {
+	exits, err := w.run(ctx, w.Timeout+abortTimeout, func(rank int, _ row, kill func(int)) {
 		if rank == 0 {
 			rows++
 		}
@@ -333,16 +304,16 @@ func (w world) lose(ctx context.Context, what string, victim int, killing func(k
 		}
 	})
 	if err != nil {
-		return loss{}, err
+		return m, err
 	}
 	if killed.IsZero() {
-		return loss{}, fmt.Errorf("%s: the run failed before %s was killed: %s", w.name, what, exits[0].failure)
+		return m, fmt.Errorf("%s: the run failed before %s was killed: %s", w.name, what, exits[0].failure)
 	}
 	if err := w.checkNetwork(false); err != nil {
-		return loss{}, err
+		return m, err
 	}
-	var l loss
-	reported, all := 0, w.ranks
+	var last exit // of those with an error
+	reported, all := 0, w.Ranks
 	if victim >= 0 {
 		all--
 	}
@@ -351,16 +322,16 @@ func (w world) lose(ctx context.Context, what string, victim int, killing func(k
 			continue
 		}
 		if e.status != failed {
-			return loss{}, fmt.Errorf("%s: rank %d got no error when %s was killed: %s; NCCL's logs are in %s", w.name, e.rank, what, e.failure, w.logs)
+			return m, fmt.Errorf("%s: rank %d got no error when %s was killed: %s; NCCL's logs are %s-rank*.log", w.name, e.rank, what, e.failure, w.name)
 		}
 		reported++
-		if after := e.at.Sub(killed); after > l.After {
-			l = loss{Failure: e.failure, After: after}
+		if e.at.After(last.at) {
+			last = e
 		}
 	}
 	if reported != all {
-		return loss{}, fmt.Errorf("%s: %d of %d ranks had not exited %s after %s was killed; NCCL's logs are in %s",
-			w.name, all-reported, all, time.Since(killed).Round(time.Second), what, w.logs)
+		return m, fmt.Errorf("%s: %d of %d ranks had not exited %s after %s was killed; NCCL's logs are %s-rank*.log",
+			w.name, all-reported, all, time.Since(killed).Round(time.Second), what, w.name)
 	}
-	return l, nil
+	return experiment.Measured{Values: map[experiment.Quantity]float64{ErrorAfter: last.at.Sub(killed).Seconds()}, Note: last.failure}, nil
 }

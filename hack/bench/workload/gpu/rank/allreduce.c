@@ -263,7 +263,7 @@ static void *symbol(void *handle, const char *name) {
 
 static void load(void) {
   static const char driver[] = "there is no NVIDIA driver here: run this where there is a GPU and its driver";
-  static const char pip[] = "install NCCL (pip install nvidia-nccl-cu13) or name it with --nccl PATH";
+  static const char pip[] = "install NCCL (pip install nvidia-nccl-cu13) or name its folder in LD_LIBRARY_PATH";
   snprintf(doing, sizeof doing, "CUDA driver");
   void *handle = library("libcuda.so.1", driver);
   LOAD(cuda, cuInit), LOAD(cuda, cuDriverGetVersion), LOAD(cuda, cuDeviceGet), LOAD(cuda, cuDeviceGetName);
