@@ -4,10 +4,11 @@ package workload
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
+
+	"golang.org/x/sync/errgroup"
 
 	"evenkeel.dev/evenkeel/hack/bench/experiment"
 	"evenkeel.dev/evenkeel/hack/bench/internal/proc"
@@ -69,22 +70,19 @@ type connectionsReport struct {
 
 // run runs all pairs of processes. Of several it is the slowest and the largest, and the sum of what they use while they are idle.
 func (c Connections) run(ctx context.Context, driver string, environment []string, arguments ...string) (experiment.Measured, error) {
-	type result struct {
-		connectionsReport
-		err error
+	reports := make([]connectionsReport, c.Processes)
+	var runs errgroup.Group
+	for i := range reports {
+		runs.Go(func() (err error) {
+			reports[i], err = c.runOnce(ctx, driver, environment, arguments)
+			return err
+		})
 	}
-	results := make(chan result, c.Processes)
-	for range c.Processes {
-		go func() {
-			got, err := c.runOnce(ctx, driver, environment, arguments)
-			results <- result{got, err}
-		}()
+	if err := runs.Wait(); err != nil {
+		return experiment.Measured{}, err
 	}
 	var worst connectionsReport
-	var failures []error
-	for range c.Processes {
-		got := <-results
-		failures = append(failures, got.err)
+	for _, got := range reports {
 		worst = connectionsReport{
 			max(worst.Listen, got.Listen), max(worst.Open, got.Open), max(worst.Close, got.Close),
 			max(worst.Descriptors, got.Descriptors), max(worst.Memory, got.Memory), worst.Idle + got.Idle, worst.Wakeups + got.Wakeups,
@@ -94,7 +92,7 @@ func (c Connections) run(ctx context.Context, driver string, environment []strin
 	return experiment.Measured{Values: map[experiment.Quantity]float64{
 		OpenAndClose: all, Opening: worst.Listen + worst.Open, Closing: worst.Close, TimeOfAPair: 1e6 * all / float64(c.Pairs*c.Processes),
 		PairDescriptors: worst.Descriptors, PairMemory: worst.Memory, IdleShare: worst.Idle, Wakeups: worst.Wakeups,
-	}}, errors.Join(failures...)
+	}}, nil
 }
 
 // runOnce runs one pair of processes. The driver ends its ranks when it is interrupted.

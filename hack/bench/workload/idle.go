@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"time"
 
@@ -97,73 +95,50 @@ func stopDriver(ctx context.Context, p *proc.Process) error {
 	if err := errors.Join(unix.PtraceSeize(pid), unix.PtraceInterrupt(pid)); err != nil {
 		return fmt.Errorf("stop the %s's driver: %w", p.Role, err)
 	}
-	for {
+	return until(ctx, func() (bool, error) {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/stat", pid, pid))
 		if err != nil {
-			return fmt.Errorf("the %s exited early: %w", p.Role, err)
+			return false, fmt.Errorf("the %s exited early: %w", p.Role, err)
 		}
 		// The state follows the name, which ends with the last parenthesis.
-		if _, state, ok := strings.Cut(string(text[strings.LastIndexByte(string(text), ')'):]), " "); ok && strings.HasPrefix(state, "t") {
-			return nil
-		}
-		if err := pause(ctx, idleStep); err != nil {
-			return err
-		}
-	}
+		_, state, ok := strings.Cut(string(text[strings.LastIndexByte(string(text), ')'):]), " ")
+		return ok && strings.HasPrefix(state, "t"), nil
+	})
 }
 
 // awaitTraffic waits until enough returns true. It is given the bytes since the call, in both directions, and the time since the
 // last of them.
 func awaitTraffic(ctx context.Context, lab *netns.Lab, enough func(passed uint64, quiet time.Duration) bool) error {
-	var first, last uint64
-	since := time.Now()
-	for i := 0; ; i++ {
+	received, sent, err := lab.Traffic(netns.H1)
+	if err != nil {
+		return err
+	}
+	first := received + sent
+	last, since := first, time.Now()
+	return until(ctx, func() (bool, error) {
 		received, sent, err := lab.Traffic(netns.H1)
-		if err != nil {
-			return err
-		}
 		if now := received + sent; now != last {
 			last, since = now, time.Now()
 		}
-		if i == 0 {
-			first = last
-		}
-		if enough(last-first, time.Since(since)) {
-			return nil
+		return enough(last-first, time.Since(since)), err
+	})
+}
+
+// pluginThreads is the processor time of all threads but the driver's, and their number.
+func pluginThreads(p *proc.Process) (used time.Duration, threads int, err error) {
+	return p.ThreadTime(func(id int, _ string) bool { return id != p.Cmd.Process.Pid })
+}
+
+// until looks again and again, unless ctx ends first.
+func until(ctx context.Context, holds func() (bool, error)) error {
+	for {
+		if done, err := holds(); done || err != nil {
+			return err
 		}
 		if err := pause(ctx, idleStep); err != nil {
 			return err
 		}
 	}
-}
-
-// pluginThreads is the processor time of all threads but the driver's, and their number.
-func pluginThreads(p *proc.Process) (used time.Duration, threads int, err error) {
-	pid := strconv.Itoa(p.Cmd.Process.Pid)
-	files, err := filepath.Glob(filepath.Join("/proc", pid, "task", "*", "schedstat"))
-	if err != nil {
-		return 0, 0, err
-	}
-	for _, file := range files {
-		if filepath.Base(filepath.Dir(file)) == pid {
-			continue
-		}
-		text, err := os.ReadFile(file)
-		if err != nil {
-			continue // the thread has ended
-		}
-		nanoseconds, _, _ := strings.Cut(string(text), " ")
-		n, err := strconv.ParseInt(nanoseconds, 10, 64)
-		if err != nil {
-			return 0, 0, fmt.Errorf("%s: %w", file, err)
-		}
-		used += time.Duration(n)
-		threads++
-	}
-	if len(files) == 0 {
-		return 0, 0, fmt.Errorf("the %s exited early", p.Role)
-	}
-	return used, threads, nil
 }
 
 // pause waits for a while, unless ctx ends first.

@@ -116,13 +116,12 @@ func (t Transfer) openssl(ctx context.Context, lab *netns.Lab, key string) (got 
 func awaitListener(ctx context.Context, lab *netns.Lab, host netns.Host) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	for {
+	err := until(ctx, func() (bool, error) {
 		text, err := lab.Exec(ctx, host, "ss", "-ltnH", "sport", "=", ":"+opensslPort)
-		if err == nil && text != "" {
-			return nil
-		}
-		if pause(ctx, idleStep) != nil {
-			return errors.New("it does not listen")
-		}
+		return err == nil && text != "", nil
+	})
+	if err != nil {
+		return errors.New("it does not listen")
 	}
+	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"strings"
-	"time"
 )
 
 func freePort() (int, error) {
@@ -21,26 +20,23 @@ func freePort() (int, error) {
 // awaitPort waits until a program listens at a port. It does not connect, as perftest accepts one connection only.
 func awaitPort(ctx context.Context, port int) error {
 	wanted := fmt.Sprintf(":%04X", port)
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	err := until(ctx, func() (bool, error) {
 		for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
 			text, err := os.ReadFile(table)
 			if err != nil {
-				return err
+				return false, err
 			}
 			for line := range strings.Lines(string(text)) {
 				// Local address, peer's address, state: 0A is listening.
-				fields := strings.Fields(line)
-				if len(fields) > 3 && strings.HasSuffix(fields[1], wanted) && fields[3] == "0A" {
-					return nil
+				if fields := strings.Fields(line); len(fields) > 3 && strings.HasSuffix(fields[1], wanted) && fields[3] == "0A" {
+					return true, nil
 				}
 			}
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("no program listens at port %d: %w", port, context.Cause(ctx))
-		case <-tick.C:
-		}
+		return false, nil
+	})
+	if err != nil {
+		return fmt.Errorf("no program listens at port %d: %w", port, err)
 	}
+	return nil
 }

@@ -2,7 +2,6 @@ package workload
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -13,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"evenkeel.dev/evenkeel/hack/bench/experiment"
 	"evenkeel.dev/evenkeel/hack/bench/internal/proc"
@@ -63,24 +64,19 @@ func (w ServerMemory) run(ctx context.Context, r experiment.Run) (outcome, error
 	if metrics == nil {
 		return nil, fmt.Errorf("no metrics in %q", line)
 	}
-	exits := make(chan error, w.Jobs)
+	var jobs errgroup.Group
 	limit := strconv.Itoa(int(ServerMemoryTimeout.Seconds()))
 	for job := range w.Jobs {
-		go func() {
+		jobs.Go(func() error {
 			cmd := child.Command(ctx, "", r.Driver, "reduction", "--ranks", "2", "--plugin", r.Library, "--size", "1M", "-n", "3", "-w", "1", "-c", "1", "--timeout", limit)
 			cmd.Env = append(os.Environ(), "NCCL_SOCKET_IFNAME=lo", "EVENKEEL_REDUCTION_SERVERS="+address, "EVENKEEL_REDUCTION_TIMEOUT="+limit, fmt.Sprintf("EVENKEEL_JOB=bench-%d", job))
-			_, err := proc.Output(ctx, cmd)
-			if err != nil {
-				err = fmt.Errorf("job %d: %w", job, err)
+			if _, err := proc.Output(ctx, cmd); err != nil {
+				return fmt.Errorf("job %d: %w", job, err)
 			}
-			exits <- err
-		}()
+			return nil
+		})
 	}
-	var all []error
-	for range w.Jobs {
-		all = append(all, <-exits)
-	}
-	if err := errors.Join(all...); err != nil {
+	if err := jobs.Wait(); err != nil {
 		return nil, err
 	}
 	text, err := get(ctx, metrics[1])

@@ -167,13 +167,14 @@ func (t *tunnel) carried(ctx context.Context, lab *netns.Lab) (float64, error) {
 func awaitTunnel(ctx context.Context, lab *netns.Lab, host netns.Host, device string) error {
 	ctx, cancel := context.WithTimeout(ctx, tunnelWait)
 	defer cancel()
-	for {
+	var last error
+	err := until(ctx, func() (bool, error) {
 		text, err := lab.Exec(ctx, host, "wg", "show", device)
-		if err == nil && strings.Contains(text, device) {
-			return nil
-		}
-		if pause(ctx, idleStep) != nil {
-			return errors.Join(fmt.Errorf("no device %s within %s", device, tunnelWait), err)
-		}
+		last = err
+		return err == nil && strings.Contains(text, device), nil
+	})
+	if err != nil {
+		return errors.Join(fmt.Errorf("no device %s within %s", device, tunnelWait), last)
 	}
+	return nil
 }

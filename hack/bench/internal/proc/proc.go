@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -101,6 +102,37 @@ func (p *Process) CPUPerGB(bytes float64) float64 { return CPUTime(p.Cmd).Second
 // CPUTime is the processor time of a program that has exited, with its system calls.
 func CPUTime(cmd *exec.Cmd) time.Duration {
 	return cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+}
+
+// ThreadTime is the processor time so far of those threads that are selected by their numbers and names, and how many they are. Its unit is
+// fine enough for threads that do little.
+func (p *Process) ThreadTime(selected func(id int, name string) bool) (used time.Duration, threads int, err error) {
+	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", p.Cmd.Process.Pid))
+	if err != nil {
+		return 0, 0, err
+	}
+	if len(all) == 0 {
+		return 0, 0, fmt.Errorf("the %s exited early", p.Role)
+	}
+	for _, thread := range all {
+		name, nameErr := os.ReadFile(filepath.Join(thread, "comm"))
+		text, err := os.ReadFile(filepath.Join(thread, "schedstat"))
+		if nameErr != nil || err != nil {
+			continue // the thread has ended
+		}
+		if id, err := strconv.Atoi(filepath.Base(thread)); err != nil || !selected(id, strings.TrimSpace(string(name))) {
+			continue
+		}
+		// The first is the time on a processor, in nanoseconds (sched-stats of the kernel's documentation).
+		spent, _, _ := strings.Cut(string(text), " ")
+		nanoseconds, err := strconv.ParseInt(spent, 10, 64)
+		if err != nil {
+			return 0, 0, fmt.Errorf("unexpected %s/schedstat: %w", thread, err)
+		}
+		used += time.Duration(nanoseconds)
+		threads++
+	}
+	return used, threads, nil
 }
 
 // Share is the share of all processors' time that programs used in a period.

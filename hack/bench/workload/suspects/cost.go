@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -53,14 +51,14 @@ func (p Pattern) consume(ctx context.Context, r experiment.Run, watched bool) (g
 	if err := pause(ctx, settleTime); err != nil {
 		return nil, err
 	}
-	before, err := j.spent(ctx)
+	before, err := j.spent()
 	if err != nil {
 		return nil, err
 	}
 	if err := pause(ctx, pairTime); err != nil {
 		return nil, err
 	}
-	after, err := j.spent(ctx)
+	after, err := j.spent()
 	if err != nil {
 		return nil, err
 	}
@@ -81,14 +79,14 @@ type consumption struct {
 	processor, watching time.Duration // of all ranks
 }
 
-func (j *job) spent(ctx context.Context) (c consumption, err error) {
+func (j *job) spent() (c consumption, err error) {
 	if c.processor, err = j.processorTime(); err != nil {
 		return c, err
 	}
 	if c.watching, err = j.watchTime(); err != nil {
 		return c, err
 	}
-	c.bytes, c.at, err = j.mark(ctx)
+	c.bytes, c.at, err = j.mark()
 	return c, err
 }
 
@@ -97,7 +95,7 @@ func (j *job) runs(ctx context.Context) error {
 	const begun = 50 << 20
 	var failure error
 	carries, err := await(ctx, startTime, func() bool {
-		sum, err := j.carried(ctx)
+		sum, err := j.carried()
 		failure = err
 		return err != nil || sum > begun
 	})
@@ -132,37 +130,14 @@ func (j *job) processorTime() (time.Duration, error) {
 	return sum, nil
 }
 
-// watchTime is the processor time so far of the threads that watch. Its unit is fine enough for threads that do little.
-func (j *job) watchTime() (time.Duration, error) {
-	var sum time.Duration
+// watchTime is the processor time so far of the threads that watch.
+func (j *job) watchTime() (sum time.Duration, err error) {
 	for _, p := range j.processes {
-		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", p.Cmd.Process.Pid))
+		used, _, err := p.ThreadTime(func(_ int, name string) bool { return name == watchThread })
 		if err != nil {
 			return 0, err
 		}
-		for _, thread := range threads {
-			name, err := os.ReadFile(filepath.Join(thread, "comm"))
-			if errors.Is(err, fs.ErrNotExist) {
-				continue // it has ended
-			}
-			if err != nil {
-				return 0, err
-			}
-			if strings.TrimSpace(string(name)) != watchThread {
-				continue
-			}
-			text, err := os.ReadFile(filepath.Join(thread, "schedstat"))
-			if err != nil {
-				return 0, err
-			}
-			// The first is the time on a processor, in nanoseconds (sched-stats of the kernel's documentation).
-			spent, _, _ := strings.Cut(string(text), " ")
-			nanoseconds, err := strconv.ParseInt(spent, 10, 64)
-			if err != nil {
-				return 0, fmt.Errorf("unexpected schedstat: %w", err)
-			}
-			sum += time.Duration(nanoseconds)
-		}
+		sum += used
 	}
 	return sum, nil
 }

@@ -86,14 +86,14 @@ func (r *finding) observe(ctx context.Context, j *job) (err error) {
 	if _, err := await(ctx, CalmTime/2, early); err != nil || r.early {
 		return err
 	}
-	before, since, err := j.mark(ctx)
+	before, since, err := j.mark()
 	if err != nil {
 		return err
 	}
 	if _, err := await(ctx, CalmTime/2, early); err != nil || r.early {
 		return err
 	}
-	if r.calm, err = j.rate(ctx, before, since); err != nil {
+	if r.calm, err = j.rate(before, since); err != nil {
 		return err
 	}
 	end, err := r.fault.inject(ctx, j)
@@ -112,7 +112,7 @@ func (r *finding) observe(ctx context.Context, j *job) (err error) {
 	if _, err := await(ctx, settleTime, func() bool { look(); return false }); err != nil {
 		return err
 	}
-	if before, since, err = j.mark(ctx); err != nil {
+	if before, since, err = j.mark(); err != nil {
 		return err
 	}
 	if _, err := await(ctx, VerdictTime-settleTime, look); err != nil {
@@ -121,7 +121,7 @@ func (r *finding) observe(ctx context.Context, j *job) (err error) {
 	if err := pause(ctx, costTime-time.Since(since)); err != nil {
 		return err
 	}
-	r.faulty, err = j.rate(ctx, before, since)
+	r.faulty, err = j.rate(before, since)
 	r.unsaid = j.unsuspecting()
 	return err
 }

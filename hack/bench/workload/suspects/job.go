@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -227,34 +226,26 @@ func (j *job) hasEnded() bool {
 }
 
 // carried is how many bytes the hosts have sent so far.
-func (j *job) carried(ctx context.Context) (float64, error) {
-	text, err := j.lab.Exec(ctx, switchHost, "cat", "/proc/net/dev")
-	if err != nil {
-		return 0, err
-	}
-	var sum float64
-	for line := range strings.Lines(text) {
-		name, numbers, found := strings.Cut(strings.TrimSpace(line), ":")
-		if words := strings.Fields(numbers); found && strings.HasPrefix(name, "p") && len(words) > 0 {
-			received, err := strconv.ParseFloat(words[0], 64)
-			if err != nil {
-				return 0, fmt.Errorf("bytes of port %s: %w", name, err)
-			}
-			sum += received
+func (j *job) carried() (sum float64, err error) {
+	for host := range Hosts {
+		_, sent, err := j.lab.Traffic(netns.StarHost(host))
+		if err != nil {
+			return 0, err
 		}
+		sum += float64(sent)
 	}
 	return sum, nil
 }
 
 // mark is what the hosts have sent so far, and when that was.
-func (j *job) mark(ctx context.Context) (bytes float64, at time.Time, err error) {
-	bytes, err = j.carried(ctx)
+func (j *job) mark() (bytes float64, at time.Time, err error) {
+	bytes, err = j.carried()
 	return bytes, time.Now(), err
 }
 
 // rate is how many bytes a second the hosts have sent since they had sent `before`.
-func (j *job) rate(ctx context.Context, before float64, since time.Time) (float64, error) {
-	now, err := j.carried(ctx)
+func (j *job) rate(before float64, since time.Time) (float64, error) {
+	now, err := j.carried()
 	return (now - before) / time.Since(since).Seconds(), err
 }
 
