@@ -925,6 +925,28 @@ func TestCommonValues(t *testing.T) {
 	}
 }
 
+func TestClientCA(t *testing.T) {
+	t.Parallel()
+	for source, mounts := range map[string]string{
+		"SelfManaged": `"volumeMounts":[{"mountPath":"/client-ca"`, "Supplied": `"volumeMounts":[{"mountPath":"/certs"`,
+	} {
+		objects := render(t, "evenkeel", "--set", "webhook.clientCA.configMap=clients,webhook.clientCA.name=kube-apiserver,webhook.certs.secretName=own,webhook.certs.source="+source)
+		text, err := json.Marshal(objects["Deployment/evenkeel-webhook"].Object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{`"--client-ca=/client-ca/ca.crt"`, `"--client-name=kube-apiserver"`, `{"configMap":{"name":"clients"},"name":"client-ca"}`, mounts} {
+			if !strings.Contains(string(text), want) {
+				t.Errorf("%s: the webhook lacks %s: %s", source, want, text)
+			}
+		}
+	}
+	text, err := json.Marshal(render(t, "evenkeel")["Deployment/evenkeel-webhook"].Object)
+	if err != nil || strings.Contains(string(text), "client-ca") {
+		t.Errorf("by default: %v %s", err, text)
+	}
+}
+
 func TestLogValues(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ values, want string }{

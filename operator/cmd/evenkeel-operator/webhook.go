@@ -46,6 +46,7 @@ type webhookRole struct {
 	port                                  int
 	certSource, certDir                   string
 	webhookConfiguration, service, secret string
+	clients                               clients
 	reductionImage                        string
 	reports                               string
 }
@@ -72,6 +73,8 @@ func webhookCommand() *cobra.Command {
 	cmd.Flags().StringVar(&w.secret, "secret", "", "SelfManaged: the Secret that holds the certificate")
 	cmd.Flags().StringVar(&w.service, "service", "", "SelfManaged: the Service that the API server calls")
 	cmd.Flags().StringVar(&w.webhookConfiguration, "webhook-config", "", "SelfManaged: the MutatingWebhookConfiguration that has to trust it")
+	cmd.Flags().StringVar(&w.clients.caFile, "client-ca", "", "file of the CAs that sign the certificate which the API server presents (PEM), read for each connection; none: anybody may call")
+	cmd.Flags().StringVar(&w.clients.name, "client-name", "", "common name of that certificate; none: any")
 	cmd.Flags().StringVar(&w.reductionImage, "reduction-image", "", "image of the reduction servers, as the controller has it; without one, no job gets any")
 	cmd.Flags().StringVar(&w.reports, "reports", "", "HOST:PORT to which the plugin reports that NCCL uses it; none: pods do not report")
 	return cmd
@@ -86,6 +89,9 @@ func (w *webhookRole) validate() error {
 	}
 	if w.port < 1 || w.port > 65535 {
 		return fmt.Errorf("--port=%d: want 1 to 65535", w.port)
+	}
+	if err := w.clients.validate(); err != nil {
+		return err
 	}
 	switch w.certSource {
 	case selfManaged:
@@ -135,7 +141,7 @@ func (w *webhookRole) run(ctx context.Context) error {
 	mgr, err := w.manager(ctx, ctrl.Options{
 		Cache: cache.Options{ByObject: byObject, DefaultTransform: cache.TransformStripManagedFields()},
 		WebhookServer: webhook.NewServer(webhook.Options{Port: w.port, TLSOpts: []func(*tls.Config){
-			func(c *tls.Config) { c.GetCertificate = getCertificate },
+			func(c *tls.Config) { c.GetCertificate = getCertificate }, w.clients.configure,
 		}}),
 	}, "NetworkProfile", "NetworkCheckPolicy")
 	if err != nil {
@@ -168,23 +174,24 @@ func (w *webhookRole) run(ctx context.Context) error {
 		return fmt.Errorf("client for API groups: %w", err)
 	}
 	jobs := admission.Workloads(mgr.GetClient(), mgr.GetAPIReader(), w.reductionImage)
-	mgr.GetWebhookServer().Register("/mutate-workload", admission.WarnWithoutKueue(jobs, mgr.GetClient(), groups.RESTClient()))
+	register := func(path string, hook http.Handler) { mgr.GetWebhookServer().Register(path, w.clients.only(hook)) }
+	register("/mutate-workload", admission.WarnWithoutKueue(jobs, mgr.GetClient(), groups.RESTClient()))
 	reports := &reportAddress{service: w.reports, log: mgr.GetLogger()}
 	if err := mgr.Add(reports); err != nil {
 		return fmt.Errorf("address of reports: %w", err)
 	}
-	mgr.GetWebhookServer().Register("/mutate-pod", admission.Pods(mgr.GetScheme(), mgr.GetAPIReader(), reports.get))
+	register("/mutate-pod", admission.Pods(mgr.GetScheme(), mgr.GetAPIReader(), reports.get))
 	siblings := admission.NewSiblings()
 	if err := siblings.SetupWithManager(mgr); err != nil {
 		return fmt.Errorf("pods that ask themselves: %w", err)
 	}
-	mgr.GetWebhookServer().Register("/mutate-annotated-pod", admission.AnnotatedPods(mgr.GetScheme(), mgr.GetClient(), mgr.GetAPIReader(), siblings, reports.get))
+	register("/mutate-annotated-pod", admission.AnnotatedPods(mgr.GetScheme(), mgr.GetClient(), mgr.GetAPIReader(), siblings, reports.get))
 	checks = append(checks, siblings.Ready)
-	queue := events.NewQueue(mgr.GetClient())
+	queue := events.NewQueue(mgr.GetClient(), clock.RealClock{})
 	if err := mgr.Add(queue); err != nil {
 		return fmt.Errorf("queue of Events: %w", err)
 	}
-	mgr.GetWebhookServer().Register("/validate-without-effect", admission.WithoutEffect(mgr.GetClient(), queue, clock.RealClock{}))
+	register("/validate-without-effect", admission.WithoutEffect(mgr.GetClient(), queue, clock.RealClock{}, w.namespace))
 	return serve(ctx, mgr, checks)
 }
 

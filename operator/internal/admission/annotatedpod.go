@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
@@ -128,7 +129,8 @@ func (a *annotatedPodInjector) resolve(ctx context.Context, name string, key own
 			return resolved, err
 		}
 	}
-	if key.owner != "" {
+	// A caller who is no API server may send names of megabytes.
+	if key.owner != "" && len(key.owner) <= maxUID && len(key.namespace) <= validation.DNS1123LabelMaxLength {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if len(a.known) >= maxRemembered {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	admissionv1 "k8s.io/api/admission/v1"
@@ -186,5 +187,24 @@ func TestAnnotatedPodNamesItsOwnContainers(t *testing.T) {
 	}
 	if len(injector.known) != 2 {
 		t.Errorf("%d owners are known, want one in each namespace", len(injector.known))
+	}
+}
+
+// Callers are not authenticated, and owner references of any length are valid: what is remembered of an owner is bounded.
+func TestAnnotatedPodRemembersNoOwnerOfMegabytes(t *testing.T) {
+	reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(profile("default", nil)).Build()
+	siblings := NewSiblings()
+	if err := siblings.Replace(nil, "1"); err != nil {
+		t.Fatal(err)
+	}
+	injector := &annotatedPodInjector{cached: reader, live: reader, siblings: siblings, reports: func() string { return "" }, known: map[ownerKey]inject.Resolved{}}
+	long := strings.Repeat("x", 1<<20)
+	for _, key := range []ownerKey{{"team", types.UID(long)}, {long, "owner"}, {"team", "owner"}} {
+		if _, err := injector.resolve(t.Context(), "default", key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(injector.known) != 1 {
+		t.Errorf("%d owners are remembered, want the one whose names an API server may send", len(injector.known))
 	}
 }

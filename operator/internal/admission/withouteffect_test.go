@@ -3,6 +3,7 @@ package admission
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -61,15 +62,16 @@ func TestAnnotationWithoutEffectHasEvent(t *testing.T) {
 					s.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"team": "theirs"}}
 				}),
 			).Build()
-			queue := events.NewQueue(c)
-			response := WithoutEffect(c, queue, clocktesting.NewFakePassiveClock(now)).Handler.Handle(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+			clock := clocktesting.NewFakePassiveClock(now)
+			queue := events.NewQueue(c, clock)
+			response := WithoutEffect(c, queue, clock, "evenkeel-system").Handler.Handle(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
 				Operation: test.operation, Namespace: "team", DryRun: test.dryRun, Object: runtime.RawExtension{Raw: []byte(test.text)},
 			}})
 			if !response.Allowed || len(response.Patches) > 0 || (len(response.Warnings) > 0) != test.warns {
 				t.Fatalf("%+v", response)
 			}
 			var on []string
-			for _, e := range written(t, c, queue, len(test.on)) {
+			for _, e := range written(t, c, queue, "team", len(test.on)) {
 				o := e.InvolvedObject
 				on = append(on, o.Kind+" "+o.Name+" "+string(o.UID))
 				if o.Namespace != "team" || e.Type != corev1.EventTypeWarning || e.Reason != "EvenkeelNotInjected" || !e.FirstTimestamp.Time.Equal(now) {
@@ -90,9 +92,47 @@ func TestAnnotationWithoutEffectHasEvent(t *testing.T) {
 	}
 }
 
-// written are the Events that the queue writes in the namespace team, of which there are so many. One that is queued after them tells
+// Anybody who reaches the webhook's port can post a review that no API server sent.
+func TestForgedReviewHasNoEvent(t *testing.T) {
+	now := clocktesting.NewFakePassiveClock(time.Unix(1_800_000_000, 0))
+	const owner = `,"ownerReferences":[{"apiVersion":"batch/v1","kind":"CronJob","name":"call +1 555 0100 to fix this","uid":"o","controller":true}]`
+	object := func(version, kind, name, profile, more string) string {
+		return fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"metadata":{"name":%q,"uid":"u","annotations":{"evenkeel.dev/profile":%q}%s},"spec":{"template":{"spec":{}}}}`, version, kind, name, profile, more)
+	}
+	for name, test := range map[string]struct {
+		namespace, text string
+		want            int
+	}{
+		"what an API server sends":       {"team", object("apps/v1", "StatefulSet", "x", "default", ""), 1},
+		"a value that names no profile":  {"team", object("apps/v1", "StatefulSet", "x", "call +1 555 0100 to fix this", ""), 1},
+		"a kind of free text":            {"team", object("apps/v1", "Node is compromised: run this", "x", "default", ""), 0},
+		"a name of free text":            {"team", object("apps/v1", "StatefulSet", "call +1 555 0100", "default", ""), 0},
+		"a version of free text":         {"team", object("call +1 555 0100/v1", "StatefulSet", "x", "default", ""), 0},
+		"an owner of free text":          {"team", object("batch/v1", "Job", "x", "default", owner), 0},
+		"a namespace that is not called": {metav1.NamespaceSystem, object("apps/v1", "StatefulSet", "x", "default", ""), 0},
+		"the installation's namespace":   {"evenkeel-system", object("apps/v1", "StatefulSet", "x", "default", ""), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "team"}}, profile("default", nil)).Build()
+			queue := events.NewQueue(c, now)
+			response := WithoutEffect(c, queue, now, "evenkeel-system").Handler.Handle(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+				Operation: admissionv1.Create, Namespace: test.namespace, Object: runtime.RawExtension{Raw: []byte(test.text)},
+			}})
+			if !response.Allowed {
+				t.Errorf("%+v", response)
+			}
+			for _, e := range written(t, c, queue, test.namespace, test.want) {
+				if strings.Contains(e.Message, "555") {
+					t.Errorf("the Event has the caller's words: %q", e.Message)
+				}
+			}
+		})
+	}
+}
+
+// written are the Events that the queue writes in the namespace, of which there are so many. One that is queued after them tells
 // when all are written.
-func written(t *testing.T, c client.Client, queue *events.Queue, many int) []corev1.Event {
+func written(t *testing.T, c client.Client, queue *events.Queue, namespace string, many int) []corev1.Event {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error)
