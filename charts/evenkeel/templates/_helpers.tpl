@@ -155,6 +155,12 @@ spec:
 {{- join ", " $all -}}
 {{- end -}}
 
+{{- /* The number of pod templates with a profile, for CEL, of the kinds that have them in lists and of Jobs. What another kind has is
+in maps, of which a patch changes the entries that it names. */ -}}
+{{- define "evenkeel.pinnedTemplates" -}}
+({{ . }}.spec.?replicatedJobs.orValue([]).map(j, j.?template.?spec.?template) + {{ . }}.spec.?tasks.orValue([]).map(t, t.?template) + [{{ . }}.spec.?template]).filter(t, t.?metadata.?labels[?'evenkeel.dev/profile'].hasValue()).size()
+{{- end -}}
+
 {{- /* Their API groups. */ -}}
 {{- define "evenkeel.jobGroups" -}}
 {{- $all := list -}}

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
@@ -52,9 +53,7 @@ func (w workloadPinner) Handle(ctx context.Context, req admission.Request) admis
 		return admission.Errored(http.StatusBadRequest, fmt.Errorf("decode the %s: %w", req.Kind.Kind, err))
 	}
 	if req.Operation == admissionv1.Update {
-		if response, kept := w.keepGate(ctx, job, req); kept {
-			return response
-		}
+		return w.handleUpdate(ctx, job, req)
 	}
 	defaulted, err := w.addDefaultProfile(ctx, job, req)
 	if err != nil {
@@ -65,10 +64,7 @@ func (w workloadPinner) Handle(ctx context.Context, req admission.Request) admis
 		return admission.Allowed("")
 	}
 	if owner := workload.Owner(job); owner != nil {
-		return handleOwned(job, owner, req.Operation)
-	}
-	if req.Operation == admissionv1.Update {
-		return handleUpdate(job, name, req.OldObject.Raw)
+		return handleOwned(job, owner)
 	}
 	if name == "" {
 		metrics.Job(metrics.Refused)
@@ -99,7 +95,7 @@ func (w workloadPinner) Handle(ctx context.Context, req admission.Request) admis
 // addDefaultProfile annotates a new job that uses GPUs and says nothing about a profile with that of its namespace, if it has one.
 // Without GPUs there is no NCCL, and nothing to wait for.
 func (w workloadPinner) addDefaultProfile(ctx context.Context, job *unstructured.Unstructured, req admission.Request) (added bool, err error) {
-	if _, says := job.GetAnnotations()[evenkeel.ProfileKey]; says || req.Operation != admissionv1.Create || workload.Owner(job) != nil {
+	if _, says := job.GetAnnotations()[evenkeel.ProfileKey]; says || workload.Owner(job) != nil {
 		return false, nil
 	}
 	templates, err := workload.Templates(job)
@@ -126,10 +122,7 @@ func (w workloadPinner) addDefaultProfile(ctx context.Context, job *unstructured
 
 // handleOwned answers for a job that a controller made. It stays as it is, since its owner is the one to annotate. Where the
 // owner is of a kind that Evenkeel does not know, nothing was pinned: a warning says so, and a metric counts it.
-func handleOwned(job *unstructured.Unstructured, owner *metav1.OwnerReference, operation admissionv1.Operation) admission.Response {
-	if operation != admissionv1.Create {
-		return admission.Allowed("")
-	}
+func handleOwned(job *unstructured.Unstructured, owner *metav1.OwnerReference) admission.Response {
 	why := ownedWithoutEffect(job, owner)
 	if why == "" {
 		return admission.Allowed("")
@@ -138,19 +131,43 @@ func handleOwned(job *unstructured.Unstructured, owner *metav1.OwnerReference, o
 	return admission.Allowed("").WithWarnings(why)
 }
 
-// handleUpdate answers an update. A job keeps what it was created with; a warning says so if the update asks for something else.
-func handleUpdate(job *unstructured.Unstructured, name string, old []byte) admission.Response {
+// handleUpdate answers an update. A job keeps what it was created with, and its gate. Nothing keeps an update from being made.
+func (w workloadPinner) handleUpdate(ctx context.Context, job *unstructured.Unstructured, req admission.Request) admission.Response {
+	restored, err := restoreTemplates(job, req.OldObject.Raw)
+	if err != nil {
+		log.FromContext(ctx).Info("the update may take the plugin from the job", "kind", job.GetKind(), "namespace", req.Namespace, "name", job.GetName(), "reason", err.Error())
+	}
+	if response, kept := w.keepGate(ctx, job, req); kept {
+		return response
+	}
+	warnings := warnOfUpdate(job, req.OldObject.Raw)
+	if !restored {
+		return admission.Allowed("").WithWarnings(warnings...)
+	}
+	mutated, err := json.Marshal(job.Object)
+	if err != nil {
+		return admission.Errored(http.StatusInternalServerError, fmt.Errorf("encode the %s: %w", req.Kind.Kind, err))
+	}
+	return admission.PatchResponseFromRaw(req.Object.Raw, mutated).WithWarnings(warnings...)
+}
+
+// warnOfUpdate says what the update asks for and the job does not get.
+func warnOfUpdate(job *unstructured.Unstructured, old []byte) (warnings []string) {
+	name, asked := job.GetAnnotations()[evenkeel.ProfileKey], job.GetAnnotations()[evenkeel.ReductionKey]
+	if name == "" && asked == "" || !workload.Known(job.GroupVersionKind().GroupKind()) || workload.Owner(job) != nil {
+		return nil
+	}
 	var before metav1.PartialObjectMetadata
 	known := json.Unmarshal(old, &before) == nil
 	for _, kept := range []struct{ key, what string }{{evenkeel.ReductionKey, "servers"}, {evenkeel.JobKeyKey, "key"}} {
 		if known && before.Annotations[kept.key] != job.GetAnnotations()[kept.key] {
-			return admission.Allowed("").WithWarnings(fmt.Sprintf("annotation %s: a job keeps the %s that it was created with: create a new job", kept.key, kept.what))
+			return []string{fmt.Sprintf("annotation %s: a job keeps the %s that it was created with: create a new job", kept.key, kept.what)}
 		}
 	}
 	if why := changedWithoutEffect(job, name); why != "" {
-		return admission.Allowed("").WithWarnings(why)
+		return []string{why}
 	}
-	return admission.Allowed("")
+	return nil
 }
 
 // pinProfile resolves the profile and writes it on every pod template. Warnings are for the user of an admitted job.

@@ -65,7 +65,12 @@ type Template struct {
 	// Pods is the number of pods that the job makes from it.
 	Pods    int
 	content map[string]any
+	// id is the path with the names of items in place of their positions in lists.
+	id string
 }
+
+// Same reports whether both are one template of a job, at different times. Items of a list may have changed places.
+func (t Template) Same(other Template) bool { return t.id == other.id }
 
 // Known reports whether Evenkeel supports the kind.
 func Known(k schema.GroupKind) bool {
@@ -185,7 +190,7 @@ func Templates(job *unstructured.Unstructured) ([]Template, error) {
 	}
 	var all []Template
 	for _, path := range k.templates {
-		found, err := findTemplates(job.Object, path, "")
+		found, err := findTemplates(job.Object, path, "", "")
 		if err != nil {
 			return nil, err
 		}
@@ -202,7 +207,7 @@ func Templates(job *unstructured.Unstructured) ([]Template, error) {
 	return all, nil
 }
 
-func findTemplates(at any, path []string, walked string) ([]Template, error) {
+func findTemplates(at any, path []string, walked, id string) ([]Template, error) {
 	object, isObject := at.(map[string]any)
 	switch {
 	case len(path) == 1 && path[0] == "?" && at == nil:
@@ -214,7 +219,13 @@ func findTemplates(at any, path []string, walked string) ([]Template, error) {
 		}
 		var found []Template
 		for i, item := range list {
-			templates, err := findTemplates(item, path[1:], walked+"["+strconv.Itoa(i)+"]")
+			place := strconv.Itoa(i)
+			name := place
+			if fields, ok := item.(map[string]any); ok {
+				name, _ = fields["name"].(string)
+				name = cmp.Or(name, place)
+			}
+			templates, err := findTemplates(item, path[1:], walked+"["+place+"]", id+"["+name+"]")
 			if err != nil {
 				return nil, err
 			}
@@ -224,7 +235,7 @@ func findTemplates(at any, path []string, walked string) ([]Template, error) {
 	case !isObject:
 		return nil, fmt.Errorf("%s is not an object", walked)
 	case len(path) == 0, path[0] == "?":
-		return []Template{{Path: walked, Pods: 1, content: object}}, nil
+		return []Template{{Path: walked, Pods: 1, content: object, id: id}}, nil
 	}
 	keys := []string{path[0]}
 	if path[0] == "*" {
@@ -232,11 +243,11 @@ func findTemplates(at any, path []string, walked string) ([]Template, error) {
 	}
 	var found []Template
 	for _, key := range keys {
-		name := key
+		name, named := key, key
 		if walked != "" {
-			name = walked + "." + key
+			name, named = walked+"."+key, id+"."+key
 		}
-		templates, err := findTemplates(object[key], path[1:], name)
+		templates, err := findTemplates(object[key], path[1:], name, named)
 		if err != nil {
 			return nil, err
 		}

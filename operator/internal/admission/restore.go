@@ -1,0 +1,83 @@
+package admission
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/inject"
+	"evenkeel.dev/evenkeel/operator/internal/workload"
+)
+
+// restoreTemplates puts back what the update of a job takes from its pod templates of what Evenkeel wrote on them, and reports whether
+// anything was missing. Nobody means to take it: a client-side apply replaces whole lists of a custom resource, and so the templates in
+// them, by what they are in the file.
+func restoreTemplates(job *unstructured.Unstructured, old []byte) (restored bool, err error) {
+	before := &unstructured.Unstructured{}
+	if err := json.Unmarshal(old, &before.Object); err != nil {
+		return false, fmt.Errorf("decode the %s before the update: %w", job.GetKind(), err)
+	}
+	if !workload.Known(job.GroupVersionKind().GroupKind()) {
+		return false, nil
+	}
+	had, err := workload.Templates(before)
+	if err != nil {
+		return false, err
+	}
+	have, err := workload.Templates(job)
+	if err != nil {
+		return false, err
+	}
+	for _, was := range had {
+		at := slices.IndexFunc(have, was.Same)
+		if at < 0 || !pinned(was) {
+			continue
+		}
+		is := have[at]
+		labels, annotations := lost(was.Labels(), is.Labels()), lost(was.Annotations(), is.Annotations())
+		if len(labels)+len(annotations) == 0 {
+			continue
+		}
+		restored = true
+		if err := is.Add(labels, annotations); err != nil {
+			return restored, err
+		}
+		if err := restoreSpec(is, workload.Queued(before)); err != nil {
+			return restored, err
+		}
+	}
+	return restored, nil
+}
+
+// restoreSpec changes the template's pods as when the job was created.
+func restoreSpec(t workload.Template, queued bool) error {
+	resolved, err := inject.FromPod(t.Labels(), t.Annotations())
+	if err != nil {
+		return fmt.Errorf("%s: %w", t.Path, err)
+	}
+	if resolved.RDMA != nil {
+		if err := t.AddResources(func(spec *corev1.PodSpec) error { return inject.AddDevices(spec, resolved) }); err != nil {
+			return err
+		}
+	}
+	if queued {
+		return t.ChangeAffinity(avoidUnhealthyNodes)
+	}
+	return nil
+}
+
+// lost are Evenkeel's own of the labels or annotations, where they are not the same now.
+func lost(before, now map[string]string) map[string]string {
+	all := map[string]string{}
+	for key, value := range before {
+		if is, has := now[key]; strings.HasPrefix(key, evenkeel.GroupVersion.Group+"/") && (!has || is != value) {
+			all[key] = value
+		}
+	}
+	return all
+}
