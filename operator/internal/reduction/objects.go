@@ -29,10 +29,19 @@ const (
 	memoryOverhead = 256 << 20
 )
 
-// Objects returns the objects of a service except its key. Running is the number of servers that should run now, and evictable says
-// whether they may be evicted.
-func Objects(service *evenkeel.ReductionService, running int32, evictable bool) []client.Object {
-	return []client.Object{headless(service), disruptionBudget(service, evictable), networkPolicy(service), statefulSet(service, running)}
+// A Run is how the servers of a service should run now.
+type Run struct {
+	// Servers is the number of servers.
+	Servers int32
+	// Evictable says whether they may be evicted.
+	Evictable bool
+	// HostNetwork says whether pods of the job are in the network of their nodes.
+	HostNetwork bool
+}
+
+// Objects returns the objects of a service except its key.
+func Objects(service *evenkeel.ReductionService, run Run) []client.Object {
+	return []client.Object{headless(service), disruptionBudget(service, run.Evictable), networkPolicy(service, run.HostNetwork), statefulSet(service, run.Servers)}
 }
 
 // Key returns the Secret with the job's key of 64 hexadecimal digits.
@@ -99,9 +108,14 @@ func disruptionBudget(service *evenkeel.ReductionService, evictable bool) *polic
 }
 
 // networkPolicy allows connections from the job's pods, and to the metrics from everywhere. Servers may connect to the job's pods
-// only.
-func networkPolicy(service *evenkeel.ReductionService) *networkingv1.NetworkPolicy {
+// only. No selector of pods matches those in the network of their nodes: then connections are allowed from and to everywhere, and the
+// job's key decides who is served.
+func networkPolicy(service *evenkeel.ReductionService, hostNetwork bool) *networkingv1.NetworkPolicy {
 	tcp, port, metrics := corev1.ProtocolTCP, intstr.FromInt32(Port), intstr.FromInt32(MetricsPort)
+	clients := []networkingv1.NetworkPolicyPeer{{PodSelector: selectClients(service)}}
+	if hostNetwork {
+		clients = nil
+	}
 	return &networkingv1.NetworkPolicy{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "NetworkPolicy"},
 		ObjectMeta: objectMeta(service),
@@ -109,15 +123,10 @@ func networkPolicy(service *evenkeel.ReductionService) *networkingv1.NetworkPoli
 			PodSelector: *selectServers(service),
 			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress},
 			Ingress: []networkingv1.NetworkPolicyIngressRule{
-				{
-					From:  []networkingv1.NetworkPolicyPeer{{PodSelector: selectClients(service)}},
-					Ports: []networkingv1.NetworkPolicyPort{{Protocol: &tcp, Port: &port}},
-				},
+				{From: clients, Ports: []networkingv1.NetworkPolicyPort{{Protocol: &tcp, Port: &port}}},
 				{Ports: []networkingv1.NetworkPolicyPort{{Protocol: &tcp, Port: &metrics}}},
 			},
-			Egress: []networkingv1.NetworkPolicyEgressRule{{
-				To: []networkingv1.NetworkPolicyPeer{{PodSelector: selectClients(service)}},
-			}},
+			Egress: []networkingv1.NetworkPolicyEgressRule{{To: clients}},
 		},
 	}
 }

@@ -31,7 +31,7 @@ func newService(change func(*evenkeel.ReductionServiceSpec)) *evenkeel.Reduction
 // object is the one of the type among what the service is made of.
 func object[T any](t *testing.T, service *evenkeel.ReductionService, running int32) T {
 	t.Helper()
-	for _, o := range Objects(service, running, false) {
+	for _, o := range Objects(service, Run{Servers: running}) {
 		if found, ok := o.(T); ok {
 			return found
 		}
@@ -42,7 +42,7 @@ func object[T any](t *testing.T, service *evenkeel.ReductionService, running int
 
 func TestServerObjectsAreOwned(t *testing.T) {
 	service := newService(nil)
-	for _, o := range append(Objects(service, 4, false), Key(service, []byte("key"))) {
+	for _, o := range append(Objects(service, Run{Servers: 4}), Key(service, []byte("key"))) {
 		owner := metav1.GetControllerOf(o)
 		if owner == nil || owner.UID != "uid" || o.GetNamespace() != "team" || o.GetName() != service.Name || o.GetLabels()[evenkeel.ReductionServerKey] != service.Name {
 			t.Errorf("%T: %s/%s of %+v, labels %v", o, o.GetNamespace(), o.GetName(), owner, o.GetLabels())
@@ -104,6 +104,26 @@ func TestServerNetworkPolicy(t *testing.T) {
 	if len(policy.Ingress) != 2 || len(policy.Egress) != 1 || policy.Egress[0].To[0].PodSelector.MatchLabels[evenkeel.ReductionClientKey] == "" || !slices.Contains(policy.PolicyTypes, networkingv1.PolicyTypeEgress) {
 		t.Errorf("policy %+v", policy)
 	}
+}
+
+// No selector of pods matches a pod in the network of its node.
+func TestServerNetworkPolicyForHostNetwork(t *testing.T) {
+	for _, o := range Objects(newService(nil), Run{Servers: 4, HostNetwork: true}) {
+		policy, ok := o.(*networkingv1.NetworkPolicy)
+		if !ok {
+			continue
+		}
+		for _, rule := range policy.Spec.Ingress {
+			if len(rule.Ports) != 1 || len(rule.From) > 0 {
+				t.Errorf("connections may come from %+v to %+v only", rule.From, rule.Ports)
+			}
+		}
+		if len(policy.Spec.Ingress) != 2 || len(policy.Spec.Egress) != 1 || len(policy.Spec.Egress[0].To) > 0 || policy.Spec.PodSelector.MatchLabels[evenkeel.ReductionServerKey] == "" {
+			t.Errorf("policy %+v", policy.Spec)
+		}
+		return
+	}
+	t.Error("no NetworkPolicy")
 }
 
 func TestServerDrainTimeout(t *testing.T) {

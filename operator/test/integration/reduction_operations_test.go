@@ -11,6 +11,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
@@ -121,4 +122,29 @@ func TestReductionServersOfCordonedNodes(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestReductionServersOfHostNetwork: no selector of pods matches ranks in the network of their nodes, so that a policy of such selectors
+// would shut them out of their own servers.
+func TestReductionServersOfHostNetwork(t *testing.T) {
+	ns := newNamespace(t, nil)
+	job, templates := newJob("PyTorchJob", ns, "default")
+	job.SetAnnotations(map[string]string{evenkeel.ProfileKey: "default", evenkeel.ReductionKey: "1"})
+	for _, path := range templates {
+		if err := unstructured.SetNestedField(job.Object, true, append(append([]string{}, path...), "spec", "hostNetwork")...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	createJob(t, job)
+	service := waitService(t, job, "has a status", is(evenkeel.ReasonStarting))
+	policy := part[networkingv1.NetworkPolicy](t, service).Spec
+	for _, rule := range policy.Ingress {
+		if len(rule.From) > 0 {
+			t.Errorf("port %s is open to %+v only", rule.Ports[0].Port, rule.From)
+		}
+	}
+	if len(policy.Ingress) == 0 || len(policy.Egress) != 1 || len(policy.Egress[0].To) > 0 {
+		t.Errorf("the policy is %+v", policy)
+	}
+	end(t, job)
 }

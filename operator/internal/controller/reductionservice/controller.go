@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -279,7 +280,7 @@ func (c *Reconciler) reconcileServers(ctx context.Context, service *evenkeel.Red
 		}
 	}
 	evictable, eviction := evictableAt(service, status, now)
-	for _, object := range reduction.Objects(service, running, evictable) {
+	for _, object := range reduction.Objects(service, reduction.Run{Servers: running, Evictable: evictable, HostNetwork: usesHostNetwork(job)}) {
 		if err := c.applyObject(ctx, object); err != nil {
 			return reconcile.Result{}, fmt.Errorf("apply %s %s/%s: %w", object.GetObjectKind().GroupVersionKind().Kind, service.Namespace, service.Name, err)
 		}
@@ -298,6 +299,15 @@ func (c *Reconciler) reconcileServers(ctx context.Context, service *evenkeel.Red
 }
 
 // makeKey creates the job's key, if there is none. The controller cannot read it.
+// usesHostNetwork reports whether the job has pods in the network of their nodes.
+func usesHostNetwork(job *unstructured.Unstructured) bool {
+	templates, err := workload.Templates(job)
+	return err == nil && slices.ContainsFunc(templates, func(t workload.Template) bool {
+		spec, err := t.PodSpec()
+		return err == nil && spec.HostNetwork
+	})
+}
+
 func (c *Reconciler) makeKey(ctx context.Context, service *evenkeel.ReductionService, job *unstructured.Unstructured) error {
 	key, err := jobkey.New()
 	if err != nil {
