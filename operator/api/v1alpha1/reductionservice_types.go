@@ -23,7 +23,7 @@ const (
 )
 
 const (
-	// ConditionDraining says that servers run on cordoned nodes, and since when; absent: none do.
+	// ConditionDraining says that servers run on nodes that are cordoned or drained, and since when; absent: none do.
 	ConditionDraining = "Draining"
 
 	ReasonNodesCordoned = "NodesCordoned"
@@ -74,7 +74,7 @@ type ReductionServerSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.effect) || t.effect in ['', 'NoSchedule', 'PreferNoSchedule', 'NoExecute'])",message="effect is NoSchedule, PreferNoSchedule or NoExecute"
 	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
 
-	// evictAfterSeconds is how long a server stays on a node after it was cordoned. Then it may be evicted, so that the node can be
+	// evictAfterSeconds is how long a server stays on a node after somebody cordoned it or began to drain it. Then it may be evicted, so that the node can be
 	// drained, and the job fails. Absent: servers are not evicted while the job runs.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
@@ -185,7 +185,7 @@ type WorkloadReference struct {
 
 // ReductionServiceStatus is the state of the servers.
 type ReductionServiceStatus struct {
-	// conditions: Available, ImagesMatch, RDMA for jobs that have a device, and Draining while servers are on cordoned nodes.
+	// conditions: Available, ImagesMatch, RDMA for jobs that have a device, and Draining while servers are on nodes that are cordoned or drained.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

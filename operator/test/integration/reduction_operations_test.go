@@ -64,9 +64,15 @@ func TestReductionObjectsAreMadeAgain(t *testing.T) {
 	eventually(t, "an Event says so", hasEvent(ns, job, "EvenkeelReductionKeyReplaced", "restart the job"))
 }
 
-// TestReductionServersOfCordonedNodes: a drain waits for the job, or for as long as the profile says.
+// TestReductionServersOfCordonedNodes: a drain waits for the job, or for as long as the profile says. Not everybody who drains nodes
+// cordons them.
 func TestReductionServersOfCordonedNodes(t *testing.T) {
-	for name, after := range map[string]int32{"drained-never": -1, "drained-later": 1} {
+	const cordoned, disrupted, clean = `{"spec": {"unschedulable": true}}`, `{"spec": {"taints": [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]}}`, `{"spec": {"unschedulable": false, "taints": []}}`
+	for name, test := range map[string]struct {
+		after int32
+		drain string
+	}{"drained-never": {-1, cordoned}, "drained-later": {1, cordoned}, "drained-by-karpenter": {1, disrupted}} {
+		after := test.after
 		t.Run(name, func(t *testing.T) {
 			newProfile(t, name, evenkeel.NetworkProfileSpec{
 				Plugin: evenkeel.PluginSpec{Image: image},
@@ -92,18 +98,18 @@ func TestReductionServersOfCordonedNodes(t *testing.T) {
 				t.Errorf("the budget is %s", before)
 			}
 
-			cordon := func(value string) {
+			change := func(patch string) {
 				t.Helper()
 				node := &corev1.Node{}
 				node.Name = name
-				if err := admin.Patch(t.Context(), node, client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"unschedulable": `+value+`}}`))); err != nil {
+				if err := admin.Patch(t.Context(), node, client.RawPatch("application/merge-patch+json", []byte(patch))); err != nil {
 					t.Fatal(err)
 				}
 			}
 			draining := func(s *evenkeel.ReductionService) bool {
 				return meta.IsStatusConditionTrue(s.Status.Conditions, evenkeel.ConditionDraining)
 			}
-			cordon("true")
+			change(test.drain)
 			waitService(t, job, "is being drained", draining)
 			eventually(t, "the job's Event names the node", hasEvent(ns, job, "EvenkeelReductionNodeDraining", name))
 			if after < 0 {
@@ -113,7 +119,7 @@ func TestReductionServersOfCordonedNodes(t *testing.T) {
 			} else {
 				eventually(t, "the server may be evicted", func(context.Context) (bool, error) { return budget() == "100%", nil })
 			}
-			cordon("false")
+			change(clean)
 			waitService(t, job, "is not drained any more", func(s *evenkeel.ReductionService) bool { return !draining(s) })
 			eventually(t, "the server is protected again", func(context.Context) (bool, error) { return budget() == "0", nil })
 			end(t, job)

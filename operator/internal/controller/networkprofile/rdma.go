@@ -14,6 +14,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/accelerator"
 	"evenkeel.dev/evenkeel/operator/internal/inject"
+	"evenkeel.dev/evenkeel/operator/internal/nodedrain"
 )
 
 // Reasons of the condition RDMA.
@@ -119,7 +120,7 @@ func usableNodes(nodes []*corev1.Node) []*corev1.Node {
 }
 
 func isUsable(node *corev1.Node) bool {
-	return !node.Spec.Unschedulable && slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+	return !nodedrain.Of(node) && slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
 }

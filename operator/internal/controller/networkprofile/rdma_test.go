@@ -15,7 +15,7 @@ import (
 )
 
 // fleet is a node with GPUs for each word; a word is what the node offers, separated by "+". A colon ends what else there is to
-// say of the node: NotReady, cordoned, or cpu where it has no GPUs.
+// say of the node: NotReady, cordoned, drained, or cpu where it has no GPUs.
 func fleet(words ...string) []corev1.Node {
 	var nodes []corev1.Node
 	for i, word := range words {
@@ -30,6 +30,9 @@ func fleet(words ...string) []corev1.Node {
 		}
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}
 		n.Spec.Unschedulable = state == "cordoned"
+		if state == "drained" {
+			n.Spec.Taints = []corev1.Taint{{Key: "karpenter.sh/disrupted", Effect: corev1.TaintEffectNoSchedule}}
+		}
 		n.Status.Allocatable = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("8")}
 		if state != "cpu" {
 			n.Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("8")
@@ -65,6 +68,7 @@ func TestObserveRDMADevice(t *testing.T) {
 		{"some nodes, strict", rdma, "", fleet("rdma/a", ""), "rdma/a", 1, "True", ReasonSomeNodes, "1 of 2"},
 		{"a node is not ready", auto, "", fleet("rdma/a", "NotReady:"), "rdma/a", 1, "True", ReasonEveryNode, "which all 1 nodes"},
 		{"a node is cordoned", auto, "", fleet("rdma/a", "cordoned:"), "rdma/a", 1, "True", ReasonEveryNode, "which all 1 nodes"},
+		{"a node is drained by Karpenter", auto, "", fleet("rdma/a", "drained:"), "rdma/a", 1, "True", ReasonEveryNode, "which all 1 nodes"},
 		{"a node has no GPUs", auto, "", fleet("rdma/a", "cpu:"), "rdma/a", 1, "True", ReasonEveryNode, "which all 1 nodes"},
 		{"no node has GPUs", auto, "", fleet("cpu:rdma/a", "cpu:rdma/a"), "rdma/a", 2, "True", ReasonEveryNode, "all 2 nodes"},
 		{"most nodes", auto, "", fleet("rdma/a", "rdma/a", "rdma/a", "rdma/a", "rdma/a", "rdma/a", "rdma/a", "rdma/a", "rdma/a", ""), "rdma/a", 9, "True", ReasonMostNodes, "9 of 10 nodes"},

@@ -40,6 +40,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/kube/events"
 	"evenkeel.dev/evenkeel/operator/internal/kube/labelledjobs"
 	"evenkeel.dev/evenkeel/operator/internal/kube/statusapply"
+	"evenkeel.dev/evenkeel/operator/internal/nodedrain"
 	access "evenkeel.dev/evenkeel/operator/internal/profile"
 	"evenkeel.dev/evenkeel/operator/internal/reduction"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
@@ -89,7 +90,7 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	}
 	controller := builder.ControllerManagedBy(mgr).Named("reductionservice").
 		For(&evenkeel.ReductionService{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(c.servicesOn), builder.WithPredicates(cordonChanged)).
+		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(c.servicesOn), builder.WithPredicates(drainChanged)).
 		WatchesRawSource(source.Kind[client.Object](c.watched, &corev1.Pod{}, labelledjobs.Named(evenkeel.ReductionServerKey)))
 	for _, object := range owned {
 		kind, err := mgr.GetClient().GroupVersionKindFor(object)
@@ -124,12 +125,12 @@ var lostOrChanged = predicate.Funcs{
 	},
 }
 
-// cordonChanged passes nodes that are cordoned or uncordoned.
-var cordonChanged = predicate.Funcs{
+// drainChanged passes nodes that somebody begins or ceases to drain.
+var drainChanged = predicate.Funcs{
 	CreateFunc: func(event.CreateEvent) bool { return false },
 	DeleteFunc: func(event.DeleteEvent) bool { return false },
 	UpdateFunc: func(e event.UpdateEvent) bool {
-		return e.ObjectOld.(*corev1.Node).Spec.Unschedulable != e.ObjectNew.(*corev1.Node).Spec.Unschedulable
+		return nodedrain.Of(e.ObjectOld.(*corev1.Node)) != nodedrain.Of(e.ObjectNew.(*corev1.Node))
 	},
 }
 
@@ -298,7 +299,6 @@ func (c *Reconciler) reconcileServers(ctx context.Context, service *evenkeel.Red
 	return reconcile.Result{RequeueAfter: again}, statusapply.Apply(ctx, c.client, fieldOwner, service, &service.Status, status)
 }
 
-// makeKey creates the job's key, if there is none. The controller cannot read it.
 // usesHostNetwork reports whether the job has pods in the network of their nodes.
 func usesHostNetwork(job *unstructured.Unstructured) bool {
 	templates, err := workload.Templates(job)
@@ -308,6 +308,7 @@ func usesHostNetwork(job *unstructured.Unstructured) bool {
 	})
 }
 
+// makeKey creates the job's key, if there is none. The controller cannot read it.
 func (c *Reconciler) makeKey(ctx context.Context, service *evenkeel.ReductionService, job *unstructured.Unstructured) error {
 	key, err := jobkey.New()
 	if err != nil {

@@ -10,21 +10,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/nodedrain"
 	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
-// observeDrain sets the condition Draining while servers run on cordoned nodes. Its time is when the first of them was seen, from
+// observeDrain sets the condition Draining while servers run on nodes that are drained. Its time is when the first of them was seen, from
 // which evictAfterSeconds counts.
 func observeDrain(service *evenkeel.ReductionService, pods []corev1.Pod, nodes []corev1.Node, status *evenkeel.ReductionServiceStatus, now time.Time) []pendingEvent {
-	cordoned := map[string]bool{}
-	for _, n := range nodes {
-		if n.Spec.Unschedulable {
-			cordoned[n.Name] = true
-		}
+	drained := map[string]bool{}
+	for i := range nodes {
+		drained[nodes[i].Name] = nodedrain.Of(&nodes[i])
 	}
 	var on []string
 	for _, p := range pods {
-		if cordoned[p.Spec.NodeName] && !slices.Contains(on, p.Spec.NodeName) {
+		if drained[p.Spec.NodeName] && !slices.Contains(on, p.Spec.NodeName) {
 			on = append(on, p.Spec.NodeName)
 		}
 	}
@@ -42,7 +41,7 @@ func observeDrain(service *evenkeel.ReductionService, pods []corev1.Pod, nodes [
 	if after := service.Spec.Server.EvictAfterSeconds; after != nil {
 		what = "they may be evicted from " + since.Add(time.Duration(*after)*time.Second).UTC().Format(time.RFC3339) + " on, and the job's operations then fail"
 	}
-	message := fmt.Sprintf("nodes of reduction servers are cordoned: %s; %s", text.List(on, 200), what)
+	message := fmt.Sprintf("nodes of reduction servers are cordoned or drained: %s; %s", text.List(on, 200), what)
 	meta.SetStatusCondition(&status.Conditions, metav1.Condition{
 		Type: evenkeel.ConditionDraining, Status: metav1.ConditionTrue, Reason: evenkeel.ReasonNodesCordoned, Message: message,
 		ObservedGeneration: service.Generation, LastTransitionTime: metav1.NewTime(since),
