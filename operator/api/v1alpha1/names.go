@@ -103,6 +103,6 @@ const (
 	RoleLauncher = "launcher"
 	// PolicyKey has the NetworkCheckPolicy's name. It is on the policy's checks.
 	PolicyKey = "evenkeel.dev/policy"
-	// TriggerKey has the trigger that made a policy's check: schedule, new, idle, suspicion or job.
+	// TriggerKey has the trigger that made a policy's check: schedule, new, idle, suspicion, repair or job.
 	TriggerKey = "evenkeel.dev/trigger"
 )

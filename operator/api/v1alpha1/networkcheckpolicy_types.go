@@ -106,6 +106,12 @@ type TriggerSpec struct {
 	// +kubebuilder:default=Enabled
 	Suspicions Switch `json:"suspicions,omitempty"`
 
+	// repairs is Enabled (the default) to check nodes again that failed: when they become ready, as after a reboot, and else when their
+	// verdict is older than freshnessSeconds. Nodes that are cordoned are checked when they are not any more.
+	// +optional
+	// +kubebuilder:default=Enabled
+	Repairs Switch `json:"repairs,omitempty"`
+
 	// jobStart is Enabled to gate jobs of the profile that check.profileName names. They start when proven nodes have room for their
 	// pods, or none is left that could be checked; as many nodes as they lack are checked. Default: Disabled.
 	// +optional

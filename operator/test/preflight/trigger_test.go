@@ -110,6 +110,42 @@ func TestPolicyRepeatsInconclusiveChecksOfNewNodes(t *testing.T) {
 	carries(t, "again-3", "True Proven|healthy|")
 }
 
+// A node that failed is repaired and rebooted. Nobody has to tell Evenkeel, and the policy has no schedule.
+func TestPolicyChecksFailedNodeAfterReboot(t *testing.T) {
+	var repaired atomic.Bool
+	f := newFleet(t, func(nodes []string) ending {
+		if repaired.Load() {
+			return links(nil)(nodes)
+		}
+		return links(map[string]float64{"reboot-0": 0.1})(nodes)
+	})
+	newNodes(t, "reboot", 4)
+	now := &clock{}
+	start(t, f, now, now)
+	p := newPolicy(t, "reboot", func(s *evenkeel.NetworkCheckPolicySpec) {
+		long := int32(86400) // Jobs are made by the API server's clock
+		s.Check.RunTimeoutSeconds = &long
+	})
+	carries(t, "reboot-0", "False TooSlow|unhealthy|")
+	waitPolicy(t, p, "no check runs", func() bool {
+		return p.Status.RunningCheck == "" && p.Status.Unhealthy != nil && *p.Status.Unhealthy == 1
+	})
+	repaired.Store(true)
+	now.advance(time.Minute)
+	for _, ready := range []string{"False", "True"} {
+		patch := fmt.Appendf(nil, `{"status": {"conditions": [{"type": "Ready", "status": %q, "reason": "Test", "lastTransitionTime": %q}]}}`, ready, now.Now().UTC().Format(time.RFC3339))
+		if err := admin.Status().Patch(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "reboot-0"}}, client.RawPatch(types.StrategicMergePatchType, patch)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	now.advance(time.Minute)
+	touch(t, p, "a minute later")
+	carries(t, "reboot-0", "True Proven|healthy|")
+	if checks := policyChecks(t, p); !slices.ContainsFunc(checks, func(c evenkeel.NetworkCheck) bool { return c.Labels[evenkeel.TriggerKey] == "repair" }) {
+		t.Errorf("of the checks %v, none is for a repair", checks)
+	}
+}
+
 // A node that is in use when the schedule checks all nodes is checked when its job ends.
 func TestPolicyChecksNodesWhenTheirJobEnds(t *testing.T) {
 	f := newFleet(t, links(nil))

@@ -71,6 +71,8 @@ const (
 	triggerNew      trigger = "new"
 	triggerIdle     trigger = "idle"
 	triggerJob      trigger = "job"
+	// triggerRepair is that a node that failed may have been repaired.
+	triggerRepair trigger = "repair"
 	// triggerSuspicion is that a job suspected the node's network while it ran, and has ended.
 	triggerSuspicion trigger = "suspicion"
 )
@@ -184,9 +186,12 @@ func (v *view) reason(n *corev1.Node, s *evenkeel.NodeNetworkHealthStatus) (why 
 	triggers := v.policy.Spec.Triggers
 	older := func(than time.Time) bool { return s.ObservedTime == nil || s.ObservedTime.Time.Before(than) }
 	suspected := health.SuspicionDue(s)
+	failed, returned := s.ObservedTime != nil && s.Health == evenkeel.HealthUnhealthy && triggers.Repairs != evenkeel.SwitchDisabled, readySince(n)
 	switch left := v.use.Left(n.Name); {
 	case !suspected.IsZero() && triggers.Suspicions != evenkeel.SwitchDisabled && older(suspected):
 		return triggerSuspicion, suspected.Add(v.settle)
+	case failed && older(returned): // such as after a reboot
+		return triggerRepair, returned.Add(v.settle)
 	case s.ObservedTime == nil && triggers.NewNodes != evenkeel.SwitchDisabled:
 		return triggerNew, time.Time{}
 	// Of a node that came later, its own triggers decide.
@@ -194,8 +199,20 @@ func (v *view) reason(n *corev1.Node, s *evenkeel.NodeNetworkHealthStatus) (why 
 		return triggerSchedule, time.Time{}
 	case !left.IsZero() && triggers.JobEnd != evenkeel.SwitchDisabled && older(left) && older(v.now.Add(-health.Freshness(v.policy)/2)):
 		return triggerIdle, left.Add(v.settle)
+	case failed: // a cable leaves no trace on the node
+		return triggerRepair, s.ObservedTime.Add(health.Freshness(v.policy))
 	}
 	return "", time.Time{}
+}
+
+// readySince is when the node became ready; zero: it is not, or does not say since when.
+func readySince(n *corev1.Node) time.Time {
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+			return c.LastTransitionTime.Time
+		}
+	}
+	return time.Time{}
 }
 
 // nextAttempt is when a node may be checked again after inconclusive results, the newest of which come first. Comparable: there are
@@ -328,7 +345,7 @@ func (v *view) plan(wanted [][]string, runningJobs, runningOthers int) []planned
 	due := v.due()
 	var chosen []*corev1.Node
 	var why trigger
-	for _, t := range []trigger{triggerIdle, triggerNew, triggerSchedule, triggerSuspicion} {
+	for _, t := range []trigger{triggerIdle, triggerRepair, triggerNew, triggerSchedule, triggerSuspicion} {
 		if len(due[t]) > 0 {
 			why, chosen = t, append(chosen, due[t]...)
 		}

@@ -253,6 +253,47 @@ func TestPolicyPlan(t *testing.T) {
 			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d")
 			v.suspected("b", time.Minute)
 		}, want: "suspicion e,b with 2"},
+		"failed": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d")
+			v.known(evenkeel.HealthUnhealthy, time.Hour, "e")
+			v.node("e").Status.Conditions[0].LastTransitionTime = metav1.NewTime(noon.Add(-2 * time.Hour))
+		}, next: 23 * time.Hour},
+		"failed, and rebooted": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d")
+			v.known(evenkeel.HealthUnhealthy, time.Hour, "e")
+			v.node("e").Status.Conditions[0].LastTransitionTime = metav1.NewTime(noon.Add(-time.Minute))
+		}, want: "repair e with 3"},
+		"failed, and rebooted just now": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d")
+			v.known(evenkeel.HealthUnhealthy, time.Hour, "e")
+			v.node("e").Status.Conditions[0].LastTransitionTime = metav1.NewTime(noon.Add(-time.Second))
+		}, next: 4 * time.Second},
+		"failed, rebooted and still cordoned": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d")
+			v.known(evenkeel.HealthUnhealthy, time.Hour, "e")
+			v.node("e").Status.Conditions[0].LastTransitionTime = metav1.NewTime(noon.Add(-time.Minute))
+			v.node("e").Spec.Unschedulable = true
+		}},
+		"failed, rebooted, and the check was inconclusive": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d")
+			v.known(evenkeel.HealthUnhealthy, time.Hour, "e")
+			v.inconclusive("e", "ImagePull", time.Minute)
+			v.node("e").Status.Conditions[0].LastTransitionTime = metav1.NewTime(noon.Add(-2 * time.Minute))
+		}, next: 4 * time.Minute},
+		"failed a day ago": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d")
+			v.known(evenkeel.HealthUnhealthy, 24*time.Hour, "e")
+		}, want: "repair e with 3"},
+		"failed a day ago, switched off": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d")
+			v.known(evenkeel.HealthUnhealthy, 24*time.Hour, "e")
+			v.node("e").Status.Conditions[0].LastTransitionTime = metav1.NewTime(noon.Add(-time.Minute))
+			v.policy.Spec.Triggers.Repairs = evenkeel.SwitchDisabled
+		}},
+		"healthy, and rebooted": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d", "e")
+			v.node("e").Status.Conditions[0].LastTransitionTime = metav1.NewTime(noon.Add(-time.Minute))
+		}},
 		"jobs in parallel": {scene: func(v *view) {
 			v.policy.Spec.Triggers.NewNodes = evenkeel.SwitchDisabled
 			v.nodes = append(v.nodes, newView("f", "g", "h").nodes...)
