@@ -190,7 +190,7 @@ type OnFailSpec struct {
 // +kubebuilder:validation:MinProperties=1
 type OnSuspicionSpec struct {
 	// avoid is Enabled to take a suspected node for unproven until a check clears it: new jobs prefer others, and gated jobs wait for
-	// its check. Default: Disabled.
+	// its check. At most onFail.maxUnhealthyPercent of the policy's nodes are avoided, those that were suspected first. Default: Disabled.
 	// +optional
 	// +kubebuilder:default=Disabled
 	Avoid Switch `json:"avoid,omitempty"`

@@ -1,6 +1,6 @@
 // Package suspicions looks after what running jobs say they wait for. It writes Events on the job and on the nodes that it names, and
 // keeps suspicions of a node's network in the NodeNetworkHealth, until a check decides them after the job. What a job says of a node
-// counts only if the job has a pod there.
+// counts only if the job has a pod there, which uses the node's accelerators if it has some.
 package suspicions
 
 import (
@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/accelerator"
 	"evenkeel.dev/evenkeel/operator/internal/kube/events"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/health"
@@ -243,8 +244,8 @@ func (c *Reconciler) tell(ctx context.Context, job types.NamespacedName, reporte
 	return next, nil
 }
 
-// nodeOf returns the node of a process that the reporter names; empty: its job has no pod there that runs. The name of the process's pod counts.
-// A process that does not know it has the node's name only.
+// nodeOf returns the node of a process that the reporter names; empty: its job has no pod there that runs and counts. The name of the
+// process's pod counts. A process that does not know it has the node's name only.
 func (c *Reconciler) nodeOf(ctx context.Context, place suspects.Place, reporter *metav1.PartialObjectMetadata, pods []metav1.PartialObjectMetadata) (string, error) {
 	if place.Pod != "" {
 		at := slices.IndexFunc(pods, func(p metav1.PartialObjectMetadata) bool {
@@ -260,16 +261,26 @@ func (c *Reconciler) nodeOf(ctx context.Context, place suspects.Place, reporter 
 		if pod.UID != pods[at].UID || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 			return "", nil
 		}
-		return pod.Spec.NodeName, nil
+		return c.accusable(ctx, pod.Spec.NodeName, []corev1.Pod{*pod})
 	}
-	there := &metav1.PartialObjectMetadataList{}
-	there.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
+	there := &corev1.PodList{}
 	onNode := fields.AndSelectors(unfinished, fields.OneTermEqualSelector("spec.nodeName", place.Host))
 	if err := c.live.List(ctx, there, client.InNamespace(reporter.Namespace), client.MatchingFieldsSelector{Selector: onNode}); err != nil {
 		return "", fmt.Errorf("list the pods on node %s: %w", place.Host, err)
 	}
-	if slices.ContainsFunc(there.Items, func(p metav1.PartialObjectMetadata) bool { return workload.SameJob(&p, reporter) }) {
-		return place.Host, nil
+	own := slices.DeleteFunc(there.Items, func(p corev1.Pod) bool { return !workload.SameJob(&p, reporter) })
+	return c.accusable(ctx, place.Host, own)
+}
+
+// accusable returns the node's name if one of the job's pods on it counts; else it is empty. On a node with accelerators that is one
+// that has requested some: others cost nothing, so that anybody could have a pod on every node.
+func (c *Reconciler) accusable(ctx context.Context, name string, pods []corev1.Pod) (string, error) {
+	node := &corev1.Node{}
+	if err := c.client.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
+		return "", client.IgnoreNotFound(err)
 	}
-	return "", nil
+	if !slices.ContainsFunc(pods, func(p corev1.Pod) bool { return !accelerator.Has(node) || accelerator.RequestedBy(&p.Spec) }) {
+		return "", nil
+	}
+	return name, nil
 }

@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -113,6 +115,42 @@ func TestTerminatedPodsAccuseNoNode(t *testing.T) {
 	for phase, want := range map[corev1.PodPhase]int{corev1.PodRunning: 1, corev1.PodSucceeded: 0, corev1.PodFailed: 0} {
 		if count, _ := newScene(t, phase).suspicions(); count != want {
 			t.Errorf("the pod there is %s: %d suspicions, want %d", phase, count, want)
+		}
+	}
+}
+
+// Pods that use no accelerators cost nothing, and fit on every node beside others' jobs: they accuse no node that has some.
+func TestPodsWithoutAcceleratorsAccuseNoNodeThatHasSome(t *testing.T) {
+	gpus := corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8")}
+	for name, test := range map[string]struct {
+		offers, requests corev1.ResourceList
+		byName           bool
+		want             int
+	}{
+		"neither has any":         {nil, nil, false, 1},
+		"the node has some":       {gpus, nil, false, 0},
+		"the pod uses them":       {gpus, gpus, false, 1},
+		"none, and no UID":        {gpus, nil, true, 0},
+		"it uses them, no UID":    {gpus, gpus, true, 1},
+		"neither has any, no UID": {nil, nil, true, 1},
+	} {
+		s := newScene(t, corev1.PodRunning)
+		node, pod, first := &corev1.Node{}, &corev1.Pod{}, &corev1.Pod{}
+		for key, object := range map[client.ObjectKey]client.Object{{Name: "gpu-2"}: node, {Namespace: "ml", Name: "second"}: pod, {Namespace: "ml", Name: "first"}: first} {
+			if err := s.client.Get(t.Context(), key, object); err != nil {
+				t.Fatal(err)
+			}
+		}
+		node.Status.Allocatable = test.offers
+		pod.Spec.Containers = []corev1.Container{{Name: "c", Resources: corev1.ResourceRequirements{Limits: test.requests}}}
+		if test.byName {
+			first.Annotations[evenkeel.SuspectsKey] = strings.Replace(first.Annotations[evenkeel.SuspectsKey], `"pod":"second"`, `"pod":""`, 1)
+		}
+		if err := errors.Join(s.client.Status().Update(t.Context(), node), s.client.Update(t.Context(), pod), s.client.Update(t.Context(), first)); err != nil {
+			t.Fatal(err)
+		}
+		if count, _ := s.suspicions(); count != test.want {
+			t.Errorf("%s: %d suspicions, want %d", name, count, test.want)
 		}
 	}
 }

@@ -181,7 +181,7 @@ func Evaluate(nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealt
 			}
 		}
 	})
-	unhealthy := map[string][]*corev1.Node{}
+	unhealthy, suspected := map[string][]*corev1.Node{}, map[string][]*corev1.Node{}
 	for i := range nodes {
 		node := &nodes[i]
 		p := under[node.Name]
@@ -208,6 +208,9 @@ func Evaluate(nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealt
 			mark.Label = ""
 		default:
 			c.Unknown++
+			if mark.Condition.Reason == ReasonSuspected {
+				suspected[p.Name] = append(suspected[p.Name], node)
+			}
 		}
 		marks[node.Name] = mark
 	}
@@ -223,11 +226,17 @@ func Evaluate(nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealt
 			percent = *m
 		}
 		allowed := max(1, int(c.Nodes*percent/100))
+		for _, node := range beyond(suspected[p.Name], healths, allowed) {
+			why := fmt.Sprintf("a job suspects it, and it is not avoided, as more than %d percent of the nodes would be; ", percent)
+			marks[node.Name] = proven(healths[node.Name], why)
+			c.Unknown--
+			c.Healthy++
+		}
 		for place, node := range bad {
 			mark := marks[node.Name]
 			if place >= allowed && labeledFirst(node) > 0 {
 				c.Unmarked++
-				mark.Condition.Message = text.Clip("not labeled, as more than "+fmt.Sprint(percent)+" percent of the nodes would be; "+mark.Condition.Message, 400)
+				mark.Condition.Message = text.Clip("not labeled, as more than "+fmt.Sprint(percent)+" percent of the nodes would be; "+mark.Condition.Message, maxMessage)
 			} else {
 				mark.Label, mark.Taint = evenkeel.UnhealthyValue, p.Spec.OnFail.Taint == evenkeel.SwitchEnabled
 				mark.Unproven = hasStartupTaint(node)
@@ -236,6 +245,22 @@ func Evaluate(nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealt
 		}
 	}
 	return marks, counts
+}
+
+// beyond returns the suspected nodes that are more than allowed. Those that were suspected first stay among the allowed, so that no later
+// job decides about them.
+func beyond(suspected []*corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthStatus, allowed int) []*corev1.Node {
+	slices.SortFunc(suspected, func(a, b *corev1.Node) int {
+		return cmp.Or(standing(healths[a.Name]).Since.Compare(standing(healths[b.Name]).Since.Time), cmp.Compare(a.Name, b.Name))
+	})
+	return suspected[min(allowed, len(suspected)):]
+}
+
+// proven returns the markers of a node that passed.
+func proven(status *evenkeel.NodeNetworkHealthStatus, note string) Markers {
+	return Markers{Label: evenkeel.HealthyValue, Condition: &corev1.NodeCondition{
+		Type: evenkeel.ConditionNodeHealthy, Status: corev1.ConditionTrue, Reason: cmp.Or(status.Reason, string(status.Health)), Message: text.Clip(note+status.Message, maxMessage),
+	}}
 }
 
 func hasStartupTaint(node *corev1.Node) bool {
@@ -305,7 +330,7 @@ func markersOf(status *evenkeel.NodeNetworkHealthStatus, p *evenkeel.NetworkChec
 			condition.Message = text.Clip(fmt.Sprintf("the node passed, and %s %s/%s suspects it since %s: %s", s.Job.Kind, s.Job.Namespace, s.Job.Name, s.Since.UTC().Format(time.RFC3339), s.Message), maxMessage)
 			return mark, stale
 		}
-		condition.Status, mark.Label = corev1.ConditionTrue, evenkeel.HealthyValue
+		return proven(status, ""), stale
 	}
 	return mark, stale
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
@@ -176,5 +177,36 @@ func TestSuspicionsChangeMarksIfThePolicySaysSo(t *testing.T) {
 	p := policy("p", "", func(s *evenkeel.NetworkCheckPolicySpec) { s.OnSuspicion.Avoid = evenkeel.SwitchEnabled })
 	if mark, _ := markersOf(&unhealthy, &p, noon); mark.Label != evenkeel.UnhealthyValue {
 		t.Errorf("a failed node that is suspected has the label %q", mark.Label)
+	}
+}
+
+// A job is anybody's. It cannot have all nodes avoided, and those that it names later do not take the place of earlier ones.
+func TestSuspectedNodesThatAreAvoidedAreLimited(t *testing.T) {
+	p := policy("p", "gpu", func(s *evenkeel.NetworkCheckPolicySpec) { s.OnSuspicion.Avoid = evenkeel.SwitchEnabled })
+	at := metav1.NewTime(noon)
+	var nodes []corev1.Node
+	healths := map[string]*evenkeel.NodeNetworkHealthStatus{}
+	for i := range 10 {
+		name := fmt.Sprint("n", i)
+		nodes = append(nodes, node(name, nil))
+		s := suspicion("a", evenkeel.SuspectLink)
+		s.Since = metav1.NewTime(noon.Add(-time.Duration(i) * time.Minute))
+		healths[name] = &evenkeel.NodeNetworkHealthStatus{Health: evenkeel.HealthHealthy, Reason: "Proven", Message: "passed", ObservedTime: &at, Suspicions: []evenkeel.Suspicion{s}}
+	}
+	marks, counts := Evaluate(nodes, healths, []evenkeel.NetworkCheckPolicy{p}, noon.Add(time.Hour))
+	var avoided []string
+	for _, n := range nodes {
+		switch c := marks[n.Name].Condition; {
+		case c.Reason == ReasonSuspected && marks[n.Name].Label == "":
+			avoided = append(avoided, n.Name)
+		case c.Status != corev1.ConditionTrue || c.Reason != "Proven" || marks[n.Name].Label != evenkeel.HealthyValue || !strings.Contains(c.Message, "more than 20 percent"):
+			t.Errorf("%s: %+v, label %q", n.Name, c, marks[n.Name].Label)
+		}
+	}
+	if got := strings.Join(avoided, " "); got != "n8 n9" {
+		t.Errorf("%s are avoided, want the two of ten that were suspected first", got)
+	}
+	if c := counts["p"]; c.Healthy != 8 || c.Unknown != 2 || c.Nodes != 10 {
+		t.Errorf("%+v", *c)
 	}
 }
