@@ -915,7 +915,7 @@ func TestCommonValues(t *testing.T) {
 		objects["ValidatingWebhookConfiguration/evenkeel"].GetAnnotations()["c"] != "d" {
 		t.Error("annotations of the Service or of the webhook configuration are missing")
 	}
-	for _, key := range []string{"PodDisruptionBudget/evenkeel-webhook", "PodDisruptionBudget/evenkeel-controller", "NetworkPolicy/evenkeel"} {
+	for _, key := range []string{"PodDisruptionBudget/evenkeel-webhook", "PodDisruptionBudget/evenkeel-controller", "NetworkPolicy/evenkeel", "NetworkPolicy/evenkeel-checks"} {
 		if objects[key] == nil {
 			t.Errorf("no %s", key)
 		}
@@ -944,6 +944,30 @@ func TestClientCA(t *testing.T) {
 	text, err := json.Marshal(render(t, "evenkeel")["Deployment/evenkeel-webhook"].Object)
 	if err != nil || strings.Contains(string(text), "client-ca") {
 		t.Errorf("by default: %v %s", err, text)
+	}
+}
+
+// In a namespace that denies by default, pods of checks reach each other and DNS.
+func TestNetworkPolicyOfChecks(t *testing.T) {
+	t.Parallel()
+	policy := render(t, "evenkeel", "--set", "networkPolicy.enabled=true")["NetworkPolicy/evenkeel-checks"]
+	if policy == nil {
+		t.Fatal("no NetworkPolicy selects the pods of checks")
+	}
+	text, err := json.Marshal(policy.Object["spec"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	const checks = `{"matchExpressions":[{"key":"evenkeel.dev/check","operator":"Exists"}]}`
+	want := `{"egress":[{"to":[{"podSelector":` + checks + `}]},{"ports":[{"port":53,"protocol":"UDP"},{"port":53,"protocol":"TCP"},{"port":5353,"protocol":"UDP"},{"port":5353,"protocol":"TCP"}]}],` +
+		`"ingress":[{"from":[{"podSelector":` + checks + `}]}],"podSelector":` + checks + `,"policyTypes":["Ingress","Egress"]}`
+	if string(text) != want {
+		t.Errorf("%s, want %s", text, want)
+	}
+	for key := range render(t, "evenkeel") {
+		if strings.HasPrefix(key, "NetworkPolicy/") {
+			t.Errorf("%s is made by default", key)
+		}
 	}
 }
 

@@ -326,7 +326,7 @@ func (f *nodeFacts) advice(reason string, partners []string) string {
 	case preflight.ReasonLocalBroken:
 		return "The benchmark fails inside the node. Check the plugin's delivery, shared memory and, with NCCLTests or RCCLTests, the driver of this node." + then
 	case preflight.ReasonPlugin, string(pairing.ReasonFabricSuspect), string(pairing.ReasonNoPairPassed), string(pairing.ReasonMostNodesFailed):
-		return "Too many nodes have the same problem for this one to be the cause. Check what they have in common: a switch, the profile, the image. Then check them all: kubectl evenkeel check run --wait" + inNamespace(f.system)
+		return "Too many nodes have the same problem for this one to be the cause. Check what they have in common: a switch, the profile, the image, a NetworkPolicy of the checks' namespace. Then check them all: kubectl evenkeel check run --wait" + inNamespace(f.system)
 	case preflight.ReasonMissingGPUs:
 		return "GPUs of the machine are not offered to pods. Check the device plugin on the node, and nvidia-smi." + then
 	case preflight.ReasonGPUsPending:

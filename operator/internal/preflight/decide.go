@@ -323,6 +323,9 @@ func (s *state) stagePairs() {
 		if len(f.BadLinks) > 0 {
 			out.Message += s.badLinksMessage(check.Runs, f.BadLinks)
 		}
+		if f.Reason == pairing.ReasonNoPairPassed && !slices.ContainsFunc(check.Runs, func(r pairing.Run) bool { return r.Outcome == pairing.Measured }) {
+			out.Message += "; no pods of two nodes could communicate: does a NetworkPolicy of the checks' namespace deny it (chart value networkPolicy.enabled)?"
+		}
 		s.out.Fabrics = append(s.out.Fabrics, out)
 	}
 	var speeds []float64

@@ -115,6 +115,34 @@ func TestLocalStageBlamesPluginIfMostFail(t *testing.T) {
 	}
 }
 
+// Where a NetworkPolicy denies the checks' pods to connect, no pair ever does, and no node is to blame.
+func TestPairsThatNeverConnectMayBeDenied(t *testing.T) {
+	for connected, want := range map[bool]bool{false: true, true: false} {
+		d, _ := play(t, all, pool(6), func(w PlannedRun) Measurement {
+			switch {
+			case w.Stage == evenkeel.StageLocal:
+				return good(40)
+			case connected: // but not over the plugin
+				m := good(1)
+				m.Networks[0].Name = "Socket"
+				return m
+			}
+			return Measurement{Outcome: pairing.Broken, Detail: "error: connection timed out"}
+		})
+		if len(d.Fabrics) == 0 || d.Fabrics[0].Verdict != evenkeel.VerdictFail {
+			t.Fatalf("%+v", d)
+		}
+		if got := strings.Contains(d.Fabrics[0].Message, "does a NetworkPolicy of the checks' namespace deny it"); got != want {
+			t.Errorf("connected %t: %q", connected, d.Fabrics[0].Message)
+		}
+		for _, n := range d.Nodes {
+			if n.Verdict == evenkeel.VerdictFail {
+				t.Errorf("connected %t: %s fails: %s", connected, n.Name, n.Message)
+			}
+		}
+	}
+}
+
 func TestRailsStageNamesSlowRail(t *testing.T) {
 	d, counts := play(t, all, pool(6), func(w PlannedRun) Measurement {
 		bad := strings.Contains(strings.Join(w.Nodes, " "), "gpu-0003")
