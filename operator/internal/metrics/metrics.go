@@ -25,6 +25,17 @@ const (
 	NotReported  = "not_reported"
 )
 
+// Results of a datagram that the plugin, or somebody in its name, sent to the controller.
+const (
+	ReportRecorded   = "recorded"
+	ReportRepeated   = "repeated"
+	ReportRefused    = "refused"
+	ReportUnknown    = "unknown_pod"
+	ReportUnreadable = "unreadable"
+	ReportDropped    = "dropped"
+	ReportFailed     = "failed"
+)
+
 // Results of sending an event to NVSentinel.
 const (
 	EventSent   = "sent"
@@ -60,13 +71,16 @@ var (
 	decided = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "evenkeel_suspicions_decided_total", Help: "Suspicions of jobs about a node's network that a check decided after the job: Fail confirms one, Pass clears it.",
 	}, []string{"verdict"})
+	reports = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "evenkeel_reports_total", Help: "Datagrams of the plugin: recorded; repeated, if what they say is recorded or waits to be; refused, if they came from another address than the pod's; unknown_pod, if no injected pod has their UID; unreadable; dropped, if too many waited; failed, if the API server did not take one.",
+	}, []string{"result"})
 	sentinelEvents = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "evenkeel_nvsentinel_events_total", Help: "Health events for NVSentinel: sent, or failed, if its platform connector did not accept one. It is sent again.",
 	}, []string{"result"})
 )
 
 func init() {
-	metrics.Registry.MustRegister(checks, checkSeconds, runs, pods, jobs, gatedJobs, gatedSince, suspected, decided, sentinelEvents)
+	metrics.Registry.MustRegister(checks, checkSeconds, runs, pods, jobs, gatedJobs, gatedSince, suspected, decided, reports, sentinelEvents)
 	// A series that starts with its first event hides that event from rate().
 	for _, v := range []evenkeel.Verdict{evenkeel.VerdictPass, evenkeel.VerdictFail, evenkeel.VerdictInconclusive} {
 		checks.WithLabelValues(string(v))
@@ -87,6 +101,9 @@ func init() {
 	}
 	for _, v := range []evenkeel.Verdict{evenkeel.VerdictPass, evenkeel.VerdictFail} {
 		decided.WithLabelValues(string(v))
+	}
+	for _, result := range []string{ReportRecorded, ReportRepeated, ReportRefused, ReportUnknown, ReportUnreadable, ReportDropped, ReportFailed} {
+		reports.WithLabelValues(result)
 	}
 	for _, result := range []string{EventSent, EventFailed} {
 		sentinelEvents.WithLabelValues(result)
@@ -117,6 +134,10 @@ func Suspected(class evenkeel.SuspectClass) { suspected.WithLabelValues(string(c
 
 // SuspicionDecided counts a job's suspicion that a check has decided.
 func SuspicionDecided(v evenkeel.Verdict) { decided.WithLabelValues(string(v)).Inc() }
+
+// Report counts a datagram to the receiver of the plugin's reports: ReportRecorded, ReportRepeated, ReportRefused, ReportUnknown,
+// ReportUnreadable, ReportDropped or ReportFailed.
+func Report(result string) { reports.WithLabelValues(result).Inc() }
 
 // NVSentinelEvent counts an event for NVSentinel: EventSent or EventFailed.
 func NVSentinelEvent(result string) { sentinelEvents.WithLabelValues(result).Inc() }

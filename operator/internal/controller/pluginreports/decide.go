@@ -150,7 +150,7 @@ func (f findings) describe(missing []string) (reason, severity, message string) 
 		}
 		why := "NCCL did not load it there, or did not start"
 		if f.reported == 0 {
-			why = "NCCL has not loaded it or has not started, or a NetworkPolicy keeps the reports from Evenkeel's controller"
+			why = "NCCL has not loaded it or has not started, or a NetworkPolicy keeps the reports from Evenkeel's controller, or the network changes their address (metric evenkeel_reports_total)"
 			severity = corev1.EventTypeNormal
 		}
 		rest := ""

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
@@ -42,6 +44,8 @@ const (
 	maxRefused = 4096
 	// suspectsInterval bounds how often suspects of one pod are written, whatever it says.
 	suspectsInterval = 10 * time.Second
+	// complaintInterval is how often the log says that a report was refused.
+	complaintInterval = time.Minute
 )
 
 // Receiver listens for the plugin's reports. Every replica of the controller does. A report names a pod, and counts only if it
@@ -57,6 +61,8 @@ type Receiver struct {
 	names  *podNames
 	writer client.Writer
 	queue  chan report
+	// complaints limits the lines about refused reports.
+	complaints *rate.Limiter
 
 	mu      sync.Mutex
 	waiting map[subject]bool        // reports in the queue or being written
@@ -114,6 +120,7 @@ func (r *Receiver) SetupWithManager(mgr manager.Manager) error {
 
 func (r *Receiver) prepare(pods client.Reader, writer client.Writer) {
 	r.pods, r.names, r.writer, r.queue = pods, newPodNames(), writer, make(chan report, maxWaiting)
+	r.complaints = rate.NewLimiter(rate.Every(complaintInterval), 1)
 	r.waiting, r.refused, r.written = map[subject]bool{}, map[sender]time.Time{}, map[types.UID]time.Time{}
 }
 
@@ -169,13 +176,16 @@ func (r *Receiver) receive(ctx context.Context, datagram []byte, from netip.Addr
 	}
 	uid, outcome, text, err := pluginstatus.ParseReport(datagram)
 	if err != nil {
+		metrics.Report(metrics.ReportUnreadable)
 		return false
 	}
 	pod, before := r.reporter(ctx, uid)
 	switch {
 	case pod == nil:
+		metrics.Report(metrics.ReportUnknown)
 		return false
 	case before.Outcome == outcome, before.Outcome == pluginstatus.Failed:
+		metrics.Report(metrics.ReportRepeated)
 		return true // one process without the plugin is enough to spoil the job
 	}
 	said := pluginstatus.Status{Outcome: outcome, At: r.Clock.Now(), Text: text}
@@ -187,14 +197,18 @@ func (r *Receiver) receive(ctx context.Context, datagram []byte, from netip.Addr
 func (r *Receiver) receiveSuspects(ctx context.Context, datagram []byte, from netip.AddrPort) {
 	uid, said, err := suspects.Parse(datagram)
 	if err != nil {
+		metrics.Report(metrics.ReportUnreadable)
 		return
 	}
 	pod, _ := r.reporter(ctx, uid)
 	if pod == nil {
+		metrics.Report(metrics.ReportUnknown)
 		return
 	}
 	now := r.Clock.Now()
-	if value, write := suspects.Next(pod, said, now); write {
+	if value, write := suspects.Next(pod, said, now); !write {
+		metrics.Report(metrics.ReportRepeated)
+	} else {
 		r.enqueue(report{pod: pod, annotation: evenkeel.SuspectsKey, value: value, from: from})
 	}
 }
@@ -218,15 +232,18 @@ func (r *Receiver) enqueue(next report) {
 	defer r.mu.Unlock()
 	now := r.Clock.Now()
 	switch {
-	case r.waiting[next.subject()], now.Sub(r.refused[next.sender()]) < refusedFor:
+	case now.Sub(r.refused[next.sender()]) < refusedFor:
+		metrics.Report(metrics.ReportRefused)
 		return
-	case next.annotation == evenkeel.SuspectsKey && next.value != "" && now.Sub(r.written[next.pod.UID]) < r.Delays.Of(suspectsInterval):
+	case r.waiting[next.subject()], next.annotation == evenkeel.SuspectsKey && next.value != "" && now.Sub(r.written[next.pod.UID]) < r.Delays.Of(suspectsInterval):
+		metrics.Report(metrics.ReportRepeated)
 		return
 	}
 	select {
 	case r.queue <- next:
 		r.waiting[next.subject()] = true
 	default:
+		metrics.Report(metrics.ReportDropped)
 	}
 }
 
@@ -256,9 +273,21 @@ func (r *Receiver) writeNext(ctx context.Context, next report) (recorded bool) {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	recorded, refused := r.record(ctx, next)
+	result := metrics.ReportFailed
+	switch {
+	case recorded:
+		result = metrics.ReportRecorded
+	case refused:
+		result = metrics.ReportRefused
+	}
+	metrics.Report(result)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.waiting, next.subject())
+	if refused && r.complaints.AllowN(r.Clock.Now(), 1) {
+		log.FromContext(ctx).Info("a report of the plugin came from another address than its pod's, and does not count: if reports of many pods do, the network translates their addresses; this is said once a minute",
+			"namespace", next.pod.Namespace, "pod", next.pod.Name, "from", next.from.String())
+	}
 	if refused {
 		note(r.refused, next.sender(), r.Clock.Now())
 	}

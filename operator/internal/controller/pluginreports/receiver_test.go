@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -18,8 +19,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/metrics"
 )
 
 // pods are those of the cache, by their names.
@@ -148,6 +152,94 @@ func TestPluginReportsOfOthersSilenceNoPod(t *testing.T) {
 	now.SetTime(now.Now().Add(refusedFor))
 	if !queued("10.0.0.2") {
 		t.Error("who was refused is never heard again")
+	}
+}
+
+// reported is the metric of reports, by result.
+func reported(t *testing.T) map[string]float64 {
+	t.Helper()
+	families, err := ctrlmetrics.Registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts := map[string]float64{}
+	for _, family := range families {
+		if family.GetName() == "evenkeel_reports_total" {
+			for _, m := range family.GetMetric() {
+				counts[m.GetLabel()[0].GetValue()] = m.GetCounter().GetValue()
+			}
+		}
+	}
+	return counts
+}
+
+// Whatever becomes of a report is counted, and the log names one of those that are refused, once a minute.
+func TestPluginReportsAreCounted(t *testing.T) {
+	pod := silentPod("worker-0", "uid-1")
+	now := clocktesting.NewFakePassiveClock(time.Now())
+	var lines []string
+	ctx := log.IntoContext(t.Context(), funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{}))
+	r := &Receiver{Clock: now}
+	away := false
+	r.prepare(pods{"worker-0": pod}, interceptor.NewClient(fake.NewClientBuilder().Build(), interceptor.Funcs{
+		Patch: func(_ context.Context, _ client.WithWatch, _ client.Object, patch client.Patch, _ ...client.PatchOption) error {
+			data, err := patch.Data(nil)
+			switch {
+			case away:
+				return errors.New("the API server is away")
+			case err != nil || !strings.Contains(string(data), `"10.0.0.1"`):
+				return apierrors.NewInvalid(schema.GroupKind{}, "", nil)
+			}
+			return nil
+		},
+	}))
+	r.names.OnAdd(pod, true)
+	const loaded, other = "evenkeel-report 1\nuid-1\nLoaded\nx\n", "evenkeel-report 1\nuid-2\nLoaded\nx\n"
+	for _, step := range []struct{ what, datagram, from, want string }{
+		{"noise", "noise", "10.0.0.1", metrics.ReportUnreadable},
+		{"of a pod that does not exist", other, "10.0.0.1", metrics.ReportUnknown},
+		{"from another address", loaded, "10.0.0.2", metrics.ReportRefused},
+		{"again", loaded, "10.0.0.2", metrics.ReportRefused},
+		{"from a third one", loaded, "10.0.0.3", metrics.ReportRefused},
+		{"the API server is away", loaded, "10.0.0.1", metrics.ReportFailed},
+		{"the pod's", loaded, "10.0.0.1", metrics.ReportRecorded},
+	} {
+		before := reported(t)
+		away = step.want == metrics.ReportFailed
+		r.receive(ctx, []byte(step.datagram), netip.AddrPortFrom(netip.MustParseAddr(step.from), 5))
+		select {
+		case next := <-r.queue:
+			r.writeNext(ctx, next)
+		default:
+		}
+		after := reported(t)
+		for result := range after {
+			want := before[result]
+			if result == step.want {
+				want++
+			}
+			if after[result] != want {
+				t.Errorf("%s: %q is %g, want %g", step.what, result, after[result], want)
+			}
+		}
+	}
+	if len(lines) != 1 || !strings.Contains(lines[0], `"worker-0"`) || !strings.Contains(lines[0], `"10.0.0.2:5"`) {
+		t.Errorf("the log has %q, want one line with the pod and where its report came from", lines)
+	}
+	now.SetTime(now.Now().Add(complaintInterval))
+	r.receive(ctx, []byte(loaded), netip.MustParseAddrPort("10.0.0.2:5"))
+	r.writeNext(ctx, <-r.queue)
+	if len(lines) != 2 {
+		t.Errorf("%d lines, want another one a minute later", len(lines))
+	}
+	before := reported(t)
+	r.receive(ctx, []byte(loaded), netip.MustParseAddrPort("10.0.0.1:5"))
+	r.receive(ctx, []byte(loaded), netip.MustParseAddrPort("10.0.0.1:5"))
+	r.queue = make(chan report)
+	r.receive(ctx, []byte(loaded), netip.MustParseAddrPort("10.0.0.4:5"))
+	after := reported(t)
+	if after[metrics.ReportRepeated] != before[metrics.ReportRepeated]+1 || after[metrics.ReportDropped] != before[metrics.ReportDropped]+1 {
+		t.Errorf("one that waits already, and one for which there is no room: %v, before %v", after, before)
 	}
 }
 
