@@ -79,5 +79,13 @@ func Has(node *corev1.Node) bool {
 			return true
 		}
 	}
+	return labelled(node)
+}
+
+// Usable reports whether pods can get accelerators of the node: by a resource that a device plugin offers now, or by DRA, of which only
+// labels of the node tell.
+func Usable(node *corev1.Node) bool { return OffersResource(node) || labelled(node) }
+
+func labelled(node *corev1.Node) bool {
 	return node.Labels[presentLabel] == "true" || node.Labels[countLabel] != "" && node.Labels[countLabel] != "0"
 }

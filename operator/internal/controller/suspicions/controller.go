@@ -279,7 +279,7 @@ func (c *Reconciler) accusable(ctx context.Context, name string, pods []corev1.P
 	if err := c.client.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
 		return "", client.IgnoreNotFound(err)
 	}
-	if !slices.ContainsFunc(pods, func(p corev1.Pod) bool { return !accelerator.Has(node) || accelerator.RequestedBy(&p.Spec) }) {
+	if !slices.ContainsFunc(pods, func(p corev1.Pod) bool { return !accelerator.Usable(node) || accelerator.RequestedBy(&p.Spec) }) {
 		return "", nil
 	}
 	return name, nil

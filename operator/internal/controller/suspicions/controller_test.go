@@ -121,7 +121,7 @@ func TestTerminatedPodsAccuseNoNode(t *testing.T) {
 
 // Pods that use no accelerators cost nothing, and fit on every node beside others' jobs: they accuse no node that has some.
 func TestPodsWithoutAcceleratorsAccuseNoNodeThatHasSome(t *testing.T) {
-	gpus := corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8")}
+	gpus, none := corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8")}, corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("0")}
 	for name, test := range map[string]struct {
 		offers, requests corev1.ResourceList
 		byName           bool
@@ -129,6 +129,7 @@ func TestPodsWithoutAcceleratorsAccuseNoNodeThatHasSome(t *testing.T) {
 	}{
 		"neither has any":         {nil, nil, false, 1},
 		"the node has some":       {gpus, nil, false, 0},
+		"no device plugin runs":   {none, nil, false, 1}, // which leaves zero
 		"the pod uses them":       {gpus, gpus, false, 1},
 		"none, and no UID":        {gpus, nil, true, 0},
 		"it uses them, no UID":    {gpus, gpus, true, 1},
