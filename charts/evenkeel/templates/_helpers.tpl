@@ -155,10 +155,10 @@ spec:
 {{- join ", " $all -}}
 {{- end -}}
 
-{{- /* The number of pod templates with a profile, for CEL, of the kinds that have them in lists and of Jobs. What another kind has is
-in maps, of which a patch changes the entries that it names. */ -}}
-{{- define "evenkeel.pinnedTemplates" -}}
-({{ . }}.spec.?replicatedJobs.orValue([]).map(j, j.?template.?spec.?template) + {{ . }}.spec.?tasks.orValue([]).map(t, t.?template) + [{{ . }}.spec.?template]).filter(t, t.?metadata.?labels[?'evenkeel.dev/profile'].hasValue()).size()
+{{- /* The number of pod templates that have a profile among their labels or annotations, for CEL: of the kinds that have templates in
+lists, and of Jobs. What another kind has is in maps, of which a patch changes the entries that it names. */ -}}
+{{- define "evenkeel.templatesWithProfile" -}}
+({{ .of }}.spec.?replicatedJobs.orValue([]).map(j, j.?template.?spec.?template) + {{ .of }}.spec.?tasks.orValue([]).map(t, t.?template) + [{{ .of }}.spec.?template]).filter(t, t.?metadata.?{{ .among }}[?'evenkeel.dev/profile'].hasValue()).size()
 {{- end -}}
 
 {{- /* Their API groups. */ -}}

@@ -107,3 +107,37 @@ func TestApplyOfUnchangedJobKeepsPlugin(t *testing.T) {
 		})
 	}
 }
+
+// keepsTemplates applies a suspended JobSet twice. Its templates keep their annotations, among them one of the key.
+func keepsTemplates(t *testing.T, namespace, profile, key string) {
+	t.Helper()
+	file := &unstructured.Unstructured{}
+	text := `{apiVersion: jobset.x-k8s.io/v1alpha2, kind: JobSet, spec: {suspend: true, replicatedJobs: [{name: a, template: {spec: {template: {spec: {restartPolicy: Never, containers: [{name: c, image: "registry.example.com/train:1"}]}}}}}]}}`
+	if err := yaml.UnmarshalStrict([]byte(text), &file.Object); err != nil {
+		t.Fatal(err)
+	}
+	file.SetNamespace(namespace)
+	file.SetName("applied-again")
+	file.SetAnnotations(map[string]string{evenkeel.ProfileKey: profile})
+	live := file.DeepCopy()
+	annotations := func() map[string]string {
+		t.Helper()
+		kubectlApply(t, file.Object)
+		if err := admin.Get(t.Context(), client.ObjectKeyFromObject(file), live); err != nil {
+			t.Fatal(err)
+		}
+		templates, err := workload.Templates(live)
+		if err != nil || len(templates) != 1 {
+			t.Fatalf("%v, %v", templates, err)
+		}
+		return templates[0].Annotations()
+	}
+	before := annotations()
+	if before[key] == "" {
+		t.Fatalf("the new JobSet's template has %v", before)
+	}
+	file.SetAnnotations(map[string]string{evenkeel.ProfileKey: profile, "team": "a"})
+	if diff := cmp.Diff(before, annotations()); diff != "" || live.GetAnnotations()["team"] != "a" {
+		t.Errorf("kubectl apply of the same template: %s", diff)
+	}
+}

@@ -573,6 +573,7 @@ func policyJobs(t *testing.T) {
 			}
 		})
 	}
+	keepsTemplates(t, ns, "both-image", evenkeel.ProfileKey)
 	owned, _ := newJob("Job", ns, "both-image")
 	yes := true
 	owned.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "x", UID: "1", Controller: &yes}})
