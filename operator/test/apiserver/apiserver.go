@@ -26,7 +26,7 @@ import (
 const startTimeout, stopTimeout = 2 * time.Minute, time.Minute
 
 // Start starts etcd and an API server with the definitions in the files, and returns how to reach it as its administrator.
-// The work folder is the caller's, and empty.
+// The work folder is the caller's, and empty. To webhooks, the API server presents the certificate in [IdentityFile].
 func Start(work string, definitions ...string) (config *rest.Config, stop func() error, err error) {
 	assets := os.Getenv("KUBEBUILDER_ASSETS")
 	if assets == "" {
@@ -39,6 +39,11 @@ func Start(work string, definitions ...string) (config *rest.Config, stop func()
 		BinaryAssetsDirectory: work, ErrorIfCRDPathMissing: true, CRDDirectoryPaths: definitions,
 		ControlPlaneStartTimeout: startTimeout, ControlPlaneStopTimeout: stopTimeout,
 	}
+	admission, err := identity(work)
+	if err != nil {
+		return nil, nil, fmt.Errorf("identity of the API server: %w", err)
+	}
+	environment.ControlPlane.GetAPIServer().Configure().Set("admission-control-config-file", admission)
 	if config, err = environment.Start(); err != nil {
 		return nil, nil, fmt.Errorf("start the API server: %w", err)
 	}

@@ -7,19 +7,24 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
 
 // A caller reaches the webhook's port as any pod of the cluster can, and has no certificate and no token.
@@ -132,4 +137,61 @@ func TestWebhookCallersMakeNothing(t *testing.T) {
 	if len(secrets.Items) != 1 || secrets.Items[0].Name != made || len(jobs.Items) != 1 || len(pods.Items) != 0 || len(services.Items) != 0 {
 		t.Errorf("%d Secrets, %d jobs, %d pods and %d services, want the job that exists and its key", len(secrets.Items), len(jobs.Items), len(pods.Items), len(services.Items))
 	}
+}
+
+// TestWebhookAsksForClientCertificate: with the CA of its clients, a webhook answers the API server, and nobody else.
+func TestWebhookAsksForClientCertificate(t *testing.T) {
+	dir := t.TempDir()
+	own := secret(t)
+	for _, key := range []string{corev1.TLSCertKey, corev1.TLSPrivateKeyKey} {
+		if err := os.WriteFile(filepath.Join(dir, key), own.Data[key], 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	port, err := freePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig, err := install.kubeconfig("evenkeel-webhook")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := launch(install.binary, kubeconfig, []string{"webhook", "--cert-source=Supplied", "--cert-dir=" + dir, fmt.Sprintf("--port=%d", port),
+		"--client-ca=" + filepath.Join(install.work, apiserver.IdentityFile), "--client-name=" + apiserver.IdentityName})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	response, err := newCaller(t).c.Post(fmt.Sprintf("https://localhost:%d/mutate-workload", port), "application/json", strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusUnauthorized {
+		t.Errorf("a caller without a certificate gets %s", response.Status)
+	}
+
+	// The chart's own webhook leaves the installation's namespace alone, so that only this one can answer there.
+	hooks := &admissionregistrationv1.MutatingWebhookConfiguration{}
+	if err := admin.Get(t.Context(), client.ObjectKey{Name: "evenkeel"}, hooks); err != nil {
+		t.Fatal(err)
+	}
+	hook, to := hooks.Webhooks[0], int32(port)
+	hook.ClientConfig.Service.Port = &to
+	hook.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: systemNamespace}}
+	only := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "authenticated"}, Webhooks: []admissionregistrationv1.MutatingWebhook{hook}}
+	if err := admin.Create(t.Context(), only); err != nil {
+		t.Fatal(err)
+	}
+	remove(t, only)
+	eventually(t, "the API server is answered", func(ctx context.Context) (bool, error) {
+		job, templates := newJob("Job", systemNamespace, "default")
+		err := dryRun(ctx, job)
+		labels, _, _ := unstructured.NestedStringMap(job.Object, append(append([]string{}, templates[0]...), "metadata", "labels")...)
+		return labels[evenkeel.ProfileKey] == "default", err
+	})
 }
