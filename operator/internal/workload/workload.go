@@ -207,6 +207,7 @@ func Templates(job *unstructured.Unstructured) ([]Template, error) {
 	return all, nil
 }
 
+// findTemplates returns the templates at the rest of a path. Walked is the path so far, and id the same as [Template] has it.
 func findTemplates(at any, path []string, walked, id string) ([]Template, error) {
 	object, isObject := at.(map[string]any)
 	switch {
@@ -243,11 +244,7 @@ func findTemplates(at any, path []string, walked, id string) ([]Template, error)
 	}
 	var found []Template
 	for _, key := range keys {
-		name, named := key, key
-		if walked != "" {
-			name, named = walked+"."+key, id+"."+key
-		}
-		templates, err := findTemplates(object[key], path[1:], name, named)
+		templates, err := findTemplates(object[key], path[1:], field(walked, key), field(id, key))
 		if err != nil {
 			return nil, err
 		}
@@ -257,6 +254,14 @@ func findTemplates(at any, path []string, walked, id string) ([]Template, error)
 		found = append(found, templates...)
 	}
 	return found, nil
+}
+
+// field is the path of a field of an object, which may be the job itself.
+func field(object, key string) string {
+	if object == "" {
+		return key
+	}
+	return object + "." + key
 }
 
 // Suspended reports whether the job is suspended; can is false where its kind has no such field.
