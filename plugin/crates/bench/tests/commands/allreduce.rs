@@ -2,21 +2,17 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::process::{Running, bench, is_row, plugin, ranks_with, run};
+use crate::process::{Running, bench, end_all, plugin, ranks, report, run};
 
-const SMALL: [&str; 8] = ["-b", "4", "-e", "2M", "-f", "8", "-n", "2"];
+const SMALL: &str = "-b 4 -e 2M -f 8 -n 2";
 
 #[test]
 fn every_version_of_the_interface() {
     for api in 6..=12 {
-        let api = api.to_string();
-        let mut arguments = vec!["allreduce", "--spawn", "2", "--api", &api];
-        arguments.extend(SMALL);
-        let ended = run(&arguments);
-        assert!(ended.status.success(), "v{api}: {ended:?}");
+        let ended = run(&format!("allreduce --spawn 2 --api {api} {SMALL}")).passed();
         assert!(ended.out.contains(&format!("Evenkeel (ncclNet v{api})")), "{ended:?}");
         assert!(ended.out.contains("# Out of bounds values : 0 OK"), "{ended:?}");
-        assert_eq!(ended.out.lines().filter(|line| is_row(line)).count(), 7, "{ended:?}");
+        assert_eq!(ended.rows().len(), 7, "{ended:?}");
     }
 }
 
@@ -24,16 +20,13 @@ fn every_version_of_the_interface() {
 fn allreduce_of_few_elements_every_type_and_op() {
     for kind in ["float", "double", "int32"] {
         for op in ["sum", "min", "max"] {
-            let mut arguments = vec!["allreduce", "--spawn", "3", "-d", kind, "-o", op];
-            arguments.extend(SMALL);
-            let ended = run(&arguments);
-            assert!(ended.status.success(), "{kind} {op}: {ended:?}");
-            let row = ended.out.lines().rfind(|line| is_row(line)).unwrap();
-            let columns: Vec<_> = row.split_whitespace().collect();
+            let ended = run(&format!("allreduce --spawn 3 -d {kind} -o {op} {SMALL}")).passed();
+            let rows = ended.rows();
+            let columns: Vec<_> = rows[rows.len() - 1].split_whitespace().collect();
             assert_eq!(
                 (columns[2], columns[3], columns[8], columns[12]),
                 (kind, op, "0", "0"),
-                "{row}"
+                "{columns:?}"
             );
         }
     }
@@ -41,17 +34,15 @@ fn allreduce_of_few_elements_every_type_and_op() {
 
 #[test]
 fn allreduce_of_one_rank() {
-    let ended = run(&["allreduce", "--spawn", "1", "-b", "1K", "-e", "1K"]);
-    assert!(ended.status.success(), "{ended:?}");
+    let ended = run("allreduce --spawn 1 -b 1K -e 1K").passed();
     assert!(ended.out.contains("carried 0 bytes"), "{ended:?}");
     assert!(!ended.out.contains("# Latency"), "{ended:?}");
 }
 
 #[test]
 fn allreduce_prints_the_latency_of_its_ring() {
-    for ranks in ["2", "3"] {
-        let ended = run(&["allreduce", "--spawn", ranks, "-b", "1K", "-e", "1K", "-n", "1"]);
-        assert!(ended.status.success(), "{ended:?}");
+    for ranks in [2, 3] {
+        let ended = run(&format!("allreduce --spawn {ranks} -b 1K -e 1K -n 1")).passed();
         let latency = ended.out.lines().find_map(|line| line.strip_prefix("# Latency: ")).unwrap();
         let (number, unit) = latency.split_once(' ').unwrap();
         assert!(number.parse::<f64>().unwrap() > 0.0, "{latency}");
@@ -61,10 +52,7 @@ fn allreduce_prints_the_latency_of_its_ring() {
 
 #[test]
 fn allreduce_json_matches_the_table() {
-    let ended =
-        run(&["allreduce", "--spawn", "2", "-b", "1K", "-e", "4K", "-f", "4", "-n", "2", "--json"]);
-    assert!(ended.status.success(), "{ended:?}");
-    let report: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    let report = report("allreduce --spawn 2 -b 1K -e 4K -f 4 -n 2");
     for rank in 0..2 {
         assert_eq!(report["ranks"][rank]["network"]["name"], "Evenkeel");
         assert_eq!(report["ranks"][rank]["network"]["transport"], "tcp");
@@ -90,26 +78,28 @@ fn allreduce_detects_corrupted_bytes() {
         .status()
         .unwrap();
     assert!(built.success());
-    for (command, wrong) in [
-        (&["allreduce", "--spawn", "2", "-b", "64K", "-e", "64K", "-n", "1"][..], "wrong"),
-        (&["net", "-b", "64K", "-e", "64K", "-n", "1"], "8 messages arrived with wrong content"),
-        (&["net", "-b", "64K", "-e", "64K", "-n", "3", "-w", "0"], "3 messages"),
-        (&["net", "-b", "64K", "-e", "64K", "-n", "3", "-w", "0", "--both-ways"], "6 messages"),
-    ] {
-        let mut command = bench(command);
+    let corrupts = |command: &mut Command| {
         command.env("NCCL_NET_PLUGIN", &library).env("REAL_PLUGIN", plugin());
+    };
+    for (line, says) in [
+        ("allreduce --spawn 2 -b 64K -e 64K -n 1", "wrong"),
+        ("net -b 64K -e 64K -n 1", "8 messages arrived with wrong content"),
+        ("net -b 64K -e 64K -n 3 -w 0", "3 messages"),
+        ("net -b 64K -e 64K -n 3 -w 0 --both-ways", "6 messages"),
+    ] {
+        let mut command = bench(line);
+        corrupts(&mut command);
         let ended = Running::start(command).end();
         assert_eq!(ended.status.code(), Some(1), "{ended:?}");
-        assert!(ended.err.contains(wrong), "{ended:?}");
+        ended.failed(says);
     }
     // Rank 1 receives only if rank 0 sends too.
-    let both_ways = ["net", "-b", "64K", "-e", "64K", "-n", "3", "-w", "0", "--both-ways"];
-    for running in ranks_with(2, &both_ways, |rank, command| {
+    let both_ways = ranks(2, "net -b 64K -e 64K -n 3 -w 0 --both-ways", |rank, command| {
         if rank == 1 {
-            command.env("NCCL_NET_PLUGIN", &library).env("REAL_PLUGIN", plugin());
+            corrupts(command);
         }
-    }) {
-        let ended = running.end();
+    });
+    for ended in end_all(both_ways) {
         assert_eq!(ended.status.code(), Some(1), "{ended:?}");
     }
 }

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Instant;
 
-use crate::process::{Ended, Folder, Running, bench, is_row, ranks_with, run};
+use crate::process::{Ended, Folder, Running, end_all, ranks, run};
 
 /// Everything that can be measured, as rows of a table with nothing wrong.
 #[test]
@@ -29,54 +29,37 @@ fn collective_benchmarks_are_verified() {
         "scatter",
         "barrier_all_to_all",
     ] {
-        let ended = collective(&["--spawn", "3", "--transport", "shm", benchmark]);
-        assert_eq!(rows(&ended), 2, "{benchmark}: {ended:?}");
+        collective(&format!("--spawn 3 --transport shm {benchmark}")).has_rows(2);
     }
-    let ended = collective(&["--spawn", "2", "sendrecv_roundtrip", "--threads", "2"]);
-    assert_eq!(rows(&ended), 2, "{ended:?}");
+    collective("--spawn 2 sendrecv_roundtrip --threads 2").has_rows(2);
     for (transport, stress) in
         [("tcp", "sendrecv_stress"), ("tcp", "isendirecv_stress"), ("shm", "isendirecv_stress")]
     {
-        let ended = collective(&[
-            "--spawn",
-            "2",
-            "--transport",
-            transport,
-            "--messages",
-            "7",
-            "--threads",
-            "2",
-            stress,
-        ]);
-        assert_eq!(rows(&ended), 2, "{stress} over {transport}: {ended:?}");
+        let how = format!("--transport {transport} --messages 7 --threads 2");
+        let ended = collective(&format!("--spawn 2 {how} {stress}")).has_rows(2);
         assert!(ended.out.starts_with(&format!("# {stress} of float32, 2 ranks")), "{ended:?}");
     }
-    let ended = collective(&["--spawn", "3", "--inputs", "3", "--json", "allreduce_local"]);
-    let json: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
-    assert!(ended.status.success() && json["benchmark"] == "allreduce_local", "{ended:?}");
-    let ended =
-        collective(&["--spawn", "3", "--transport", "auto", "--halfprecision", "--inputs", "2"]);
-    assert!(rows(&ended) == 2 && ended.out.contains("of float16, 3 ranks, auto lo"), "{ended:?}");
-    let ended = collective(&["--spawn", "2", "--inputs", "3", "--json"]);
-    let json: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    let json = collective("--spawn 3 --inputs 3 --json allreduce_local").passed().report();
+    assert_eq!(json["benchmark"], "allreduce_local");
+    let ended = collective("--spawn 3 --transport auto --halfprecision --inputs 2").has_rows(2);
+    assert!(ended.out.contains("of float16, 3 ranks, auto lo"), "{ended:?}");
+    let json = collective("--spawn 2 --inputs 3 --json").passed().report();
     assert_eq!((&json["transport"], &json["verified"]), (&"tcp".into(), &true.into()));
     assert_eq!(json["rows"][1]["elements"], 50_001);
-    let ended = collective(&["--spawn", "9", "--in-process", "--json"]);
-    let json: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    let json = collective("--spawn 9 --in-process --json").passed().report();
     assert_eq!((&json["ranks"], json["rows"].as_array().unwrap().len()), (&9.into(), 2));
     let cores = std::thread::available_parallelism().unwrap().get() as u64;
-    assert!((1..=cores).contains(&json["io_threads"].as_u64().unwrap()), "{ended:?}");
+    assert!((1..=cores).contains(&json["io_threads"].as_u64().unwrap()), "{json}");
 }
 
 /// With the files that Gloo's benchmark takes, made here.
 #[test]
 fn collective_tls_with_certificates() {
-    let folder = std::env::temp_dir().join(format!("evenkeel-tls-{}", std::process::id()));
-    std::fs::create_dir(&folder).unwrap();
+    let folder = Folder::new("tls");
     let file = |name: &str, text: String| {
-        let path = folder.join(name);
+        let path = folder.file(name);
         std::fs::write(&path, text).unwrap();
-        path.to_str().unwrap().to_owned()
+        path
     };
     let key = rcgen::KeyPair::generate().unwrap();
     let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
@@ -87,54 +70,51 @@ fn collective_tls_with_certificates() {
     let params = rcgen::CertificateParams::new(vec!["rank".to_owned()]).unwrap();
     let certificate = file("rank.pem", params.signed_by(&key, &issuer).unwrap().pem());
     let key = file("rank.key", key.serialize_pem());
-    let drawing = folder.join("drawing.svg");
-    let tls = ["--spawn", "3", "--transport", "tls", "--cert", &certificate, "--pkey", &key];
-    let plot = ["--ca-file", &authority, "--plot", drawing.to_str().unwrap()];
-    let ended = collective(&[&tls[..], &plot].concat());
-    assert!(rows(&ended) == 2 && ended.out.contains("3 ranks, tls lo"), "{ended:?}");
+    let drawing = folder.file("drawing.svg");
+    let files = format!("--cert {certificate} --pkey {key} --ca-file {authority}");
+    let ended =
+        collective(&format!("--spawn 3 --transport tls {files} --plot {drawing}")).has_rows(2);
+    assert!(ended.out.contains("3 ranks, tls lo"), "{ended:?}");
     assert!(std::fs::read_to_string(drawing).unwrap().contains("allreduce, 3 ranks over tls"));
-    std::fs::remove_dir_all(folder).unwrap();
 }
 
 /// What Gloo's README and its benchmark's help have.
 #[test]
 fn collective_takes_gloo_command_lines() {
-    let help = run(&["collective", "--help"]);
-    assert!(help.status.success() && help.out.contains("isendirecv_stress"), "{help:?}");
-    let whole = ["collective", "--spawn", "2", "--transport", "shm", "--iteration-count", "1"];
-    let sweep = ["--warmup-iters", "1", "--elements", "-1", "--busy-poll=false", "--verify"];
-    let ended = run(&[&whole[..], &sweep].concat());
-    assert_eq!(rows(&ended), 21, "{ended:?}");
-    for low_latency in [
-        &["--sync=true", "--busy-poll=true"][..],
-        &["--sync=1", "--busy-poll", "Yes"],
-        &["--sync", "T", "--busy-poll=0"],
-        &["--sync=false"],
+    let help = run("collective --help").passed();
+    for text in [
+        "isendirecv_stress",
+        "-s, --size",
+        "-h, --redis-host",
+        "-x, --prefix",
+        "--shared-path",
+        "--iteration-time",
     ] {
-        let verify = ["--spawn", "2", "--no-verify", "--verify", "--json", "allreduce_ring"];
-        let ended = collective(&[low_latency, &verify].concat());
-        assert!(ended.status.success(), "{low_latency:?}: {ended:?}");
-        let json: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
-        assert_eq!(json["verified"], true, "{ended:?}");
+        assert!(help.out.contains(text), "{text}: {help:?}");
     }
-    let ended = collective(&["--spawn", "2", "--verify", "--no-verify", "--json"]);
-    let json: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
-    assert_eq!(json["verified"], false, "{ended:?}");
+    let whole = "collective --spawn 2 --transport shm --iteration-count 1 --warmup-iters 1";
+    run(&format!("{whole} --elements -1 --busy-poll=false --verify")).has_rows(21);
+    for low_latency in
+        ["--sync=true --busy-poll=true", "--sync=1 --busy-poll Yes", "--sync T --busy-poll=0"]
+    {
+        let verify = "--spawn 2 --no-verify --verify --json allreduce_ring";
+        let json = collective(&format!("{low_latency} {verify}")).passed().report();
+        assert_eq!(json["verified"], true, "{json}");
+    }
+    let json = collective("--spawn 2 --sync=false --verify --no-verify --json").passed().report();
+    assert_eq!(json["verified"], false, "{json}");
 }
 
 #[test]
 fn collective_pairwise_exchange_divides_bytes_between_destinations() {
-    let arguments = ["--spawn", "4", "--destinations", "2", "--elements", "1001", "--json"];
-    let few = ["--iteration-count", "2", "--warmup-iters", "1", "pairwise_exchange"];
-    let ended = collective(&[&arguments[..], &few].concat());
-    assert!(ended.status.success(), "{ended:?}");
-    let json: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    let few = "--iteration-count 2 --warmup-iters 1 pairwise_exchange";
+    let ended = collective(&format!("--spawn 4 --destinations 2 --elements 1001 --json {few}"));
+    let json = ended.passed().report();
     assert_eq!((&json["element"], &json["rows"][0]["bytes"]), (&"uint8".into(), &1001.into()));
-    assert_eq!(json["errors"], serde_json::json!([]), "{ended:?}");
+    assert_eq!(json["errors"], serde_json::json!([]), "{json}");
     // The sweep begins where each destination has a byte.
-    let sweep = ["--spawn", "8", "--in-process", "--destinations", "3", "--elements", "-1"];
-    let ended = collective(&[&sweep[..], &few].concat());
-    assert_eq!(rows(&ended), 19, "{ended:?}");
+    let sweep = "--spawn 8 --in-process --destinations 3 --elements -1";
+    collective(&format!("{sweep} {few}")).has_rows(19);
 }
 
 #[test]
@@ -146,7 +126,7 @@ fn collective_cuda_benchmarks_say_what_they_need() {
         "cuda_allreduce_ring_chunked",
         "cuda_broadcast_one_to_all",
     ] {
-        let ended = collective(&["--spawn", "2", name]);
+        let ended = collective(&format!("--spawn 2 {name}"));
         let says = format!("error: {name} needs buffers in the memory of a GPU");
         assert!(!ended.status.success() && ended.err.starts_with(&says), "{ended:?}");
         assert_eq!(ended.err.trim_end().lines().count(), 1, "{ended:?}");
@@ -157,8 +137,7 @@ fn collective_cuda_benchmarks_say_what_they_need() {
 #[test]
 fn collective_mpi_takes_ranks_from_mpirun() {
     let folder = Folder::new("mpirun");
-    let arguments =
-        ["collective", "--mpi", "--elements", "10", "--iteration-count", "3", "--timeout", "30"];
+    let line = "collective --mpi --elements 10 --iteration-count 3 --timeout 30";
     let by_mpirun = |rank: usize, command: &mut Command| {
         command
             .env("RANK", "7")
@@ -169,42 +148,29 @@ fn collective_mpi_takes_ranks_from_mpirun() {
             .env("OMPI_COMM_WORLD_LOCAL_SIZE", "3")
             .env("PMIX_SERVER_TMPDIR", folder.file("session"));
     };
-    let mut all = ranks_with(3, &arguments, by_mpirun);
-    let others = all.split_off(1);
-    let first = all.remove(0).end();
-    assert_eq!(rows(&first), 1);
-    assert!(first.out.contains("3 ranks, tcp lo"), "{first:?}");
-    for other in others {
-        let ended = other.end();
-        assert!(ended.status.success(), "{ended:?}");
-    }
+    let ended: Vec<Ended> =
+        end_all(ranks(3, line, by_mpirun)).into_iter().map(|ended| ended.passed()).collect();
+    assert_eq!(ended[0].rows().len(), 1, "{ended:?}");
+    assert!(ended[0].out.contains("3 ranks, tcp lo"), "{ended:?}");
     // Ranks of several hosts share no folder of mpirun's.
     let across = |rank: usize, command: &mut Command| {
         by_mpirun(rank, command);
         command.env("OMPI_COMM_WORLD_LOCAL_SIZE", "2");
     };
-    let ended = ranks_with(1, &arguments, across).remove(0).end();
-    assert!(!ended.status.success() && ended.err.contains("--shared-path"), "{ended:?}");
-    let ended = collective(&["--mpi"]);
-    assert!(!ended.status.success() && ended.err.contains("mpirun has not started"), "{ended:?}");
+    end_all(ranks(1, line, across))[0].failed("--shared-path");
+    collective("--mpi").failed("mpirun has not started");
 }
 
 #[test]
 fn collective_rendezvous_by_folder_or_rank_0() {
-    let folder = std::env::temp_dir().join(format!("evenkeel-meet-{}", std::process::id()));
-    let path = folder.to_str().unwrap();
-    for place in [&["--shared-path", path][..], &[]] {
-        let arguments =
-            [&["collective", "--elements", "10", "--iteration-count", "3"][..], place].concat();
-        let mut all = ranks_with(3, &arguments, |_, _| {});
-        let others = all.split_off(1);
-        assert_eq!(rows(&all.remove(0).end()), 1);
-        for other in others {
-            let ended = other.end();
-            assert!(ended.status.success() && ended.out.is_empty(), "{ended:?}");
+    let folder = Folder::new("meet");
+    for place in [format!("--shared-path {}", folder.file("store")), String::new()] {
+        let line = format!("collective --elements 10 --iteration-count 3 {place}");
+        for (rank, ended) in end_all(ranks(3, &line, |_, _| {})).into_iter().enumerate() {
+            let rows = ended.passed().rows().len();
+            assert_eq!(rows, usize::from(rank == 0));
         }
     }
-    std::fs::remove_dir_all(folder).unwrap();
 }
 
 /// With a real Redis server, which ends with this test.
@@ -224,57 +190,54 @@ fn collective_rendezvous_by_redis() {
         assert!(server.try_wait().unwrap().is_none() && Instant::now() < deadline, "redis-server");
         std::thread::yield_now();
     }
-    let port = port.to_string();
-    let redis = ["--redis-host", "127.0.0.1", "--redis-port", &port];
-    let few = ["collective", "--spawn", "3", "--elements", "10", "--iteration-count", "3"];
-    let ended = run(&[&few[..], &redis, &["--prefix", "run"]].concat());
+    let redis = format!("--redis-host 127.0.0.1 --redis-port {port}");
+    let few = "collective --spawn 3 --elements 10 --iteration-count 3 --prefix run";
+    let spawned = run(&format!("{few} {redis}"));
     // As Gloo's README starts each rank.
-    let each = ["collective", "--size", "2", "--prefix", "other", "--transport", "tcp"];
-    let long = ["--elements", "100", "--iteration-time", "50ms"];
-    let mut all = ranks_with(2, &[&each[..], &redis, &long].concat(), |rank, command| {
+    let each = "collective --size 2 --prefix other --transport tcp";
+    let long = "--elements 100 --iteration-time 50ms";
+    let started = ranks(2, &format!("{each} {redis} {long}"), |rank, command| {
         command.args(["--rank", &rank.to_string(), "allreduce_ring_chunked"]);
         for name in ["RANK", "WORLD_SIZE", "MASTER_ADDR"] {
             command.env_remove(name);
         }
     });
-    let (second, first) = (all.remove(1), all.remove(0).end());
-    let second = second.end();
+    let started = end_all(started);
     server.kill().unwrap();
     server.wait().unwrap();
-    assert_eq!(rows(&ended), 1, "{ended:?}");
-    assert!(rows(&first) == 1 && second.status.success(), "{first:?} {second:?}");
+    spawned.has_rows(1);
+    assert!(started.iter().all(|ended| ended.status.success()), "{started:?}");
+    assert_eq!(started[0].rows().len(), 1, "{started:?}");
 }
 
 #[test]
 fn collective_flag_errors_are_one_line() {
-    for (arguments, says) in [
-        (&["--elements", "1"][..], "WORLD_SIZE"),
-        (&["--size", "2", "--rank", "2", "--shared-path", "/tmp"], "rank 2 is not below"),
-        (&["--spawn", "2", "--tcp-device", "none0"], "none0"),
-        (&["--spawn", "3", "sendrecv_roundtrip"], "2 ranks"),
-        (&["--spawn", "2", "pairwise_exchange", "--destinations", "2"], "--destinations 2"),
-        (&["--spawn", "3", "pairwise_exchange"], "2 ranks or a multiple, there are 3"),
-        (&["--spawn", "2", "pairwise_exchange", "--elements", "0"], "at least one byte"),
-        (&["--spawn", "3", "isendirecv_stress"], "2 ranks"),
-        (&["--spawn", "2", "--busy-poll=true"], "--sync=true"),
-        (&["--spawn", "2", "--sync=perhaps"], "--sync"),
-        (&["--spawn", "2", "--gpudirect"], "CUDA"),
-        (&["--spawn", "2", "--tcp-device", "lo,none0"], "none0"),
-        (&["--spawn", "2", "--ib-device", "mlx5_0"], "--transport ibverbs"),
-        (&["--spawn", "2", "--transport", "ibverbs", "--ib-port", "1"], "--ib-device"),
-        (&["--spawn", "2", "--transport", "ibverbs", "--ib-device", "mlx5_0:2"], "mlx5_0:2"),
-        (&["--spawn", "2", "--transport", "tls"], "--cert, --pkey and --ca-file"),
-        (
-            &["--spawn", "2", "--transport", "tls", "--cert", "c", "--pkey", "k", "--ca-path", "/"],
-            "TLS: c:",
-        ),
-        (&["--spawn", "2", "--inputs", "2", "broadcast"], "--inputs 2"),
-        (&["--in-process"], "--spawn"),
-        (&["--size", "1", "--rank", "0", "--store", "http://h"], "is not a store"),
-        (&["--size", "1", "--rank", "0", "--redis-host", "127.0.0.1", "-p", "1"], "127.0.0.1:1"),
+    let tls = "--spawn 2 --transport tls";
+    let bad_certificate = format!("{tls} --cert c --pkey k --ca-path /");
+    for (line, says) in [
+        ("--elements 1", "WORLD_SIZE"),
+        ("--size 2 --rank 2 --shared-path /tmp", "rank 2 is not below"),
+        ("--spawn 2 --tcp-device none0", "none0"),
+        ("--spawn 3 sendrecv_roundtrip", "2 ranks"),
+        ("--spawn 2 pairwise_exchange --destinations 2", "--destinations 2"),
+        ("--spawn 3 pairwise_exchange", "2 ranks or a multiple, there are 3"),
+        ("--spawn 2 pairwise_exchange --elements 0", "at least one byte"),
+        ("--spawn 3 isendirecv_stress", "2 ranks"),
+        ("--spawn 2 --busy-poll=true", "--sync=true"),
+        ("--spawn 2 --sync=perhaps", "--sync"),
+        ("--spawn 2 --gpudirect", "CUDA"),
+        ("--spawn 2 --tcp-device lo,none0", "none0"),
+        ("--spawn 2 --ib-device mlx5_0", "--transport ibverbs"),
+        ("--spawn 2 --transport ibverbs --ib-port 1", "--ib-device"),
+        ("--spawn 2 --transport ibverbs --ib-device mlx5_0:2", "mlx5_0:2"),
+        (tls, "--cert, --pkey and --ca-file"),
+        (&bad_certificate, "TLS: c:"),
+        ("--spawn 2 --inputs 2 broadcast", "--inputs 2"),
+        ("--in-process", "--spawn"),
+        ("--size 1 --rank 0 --store http://h", "is not a store"),
+        ("--size 1 --rank 0 --redis-host 127.0.0.1 -p 1", "127.0.0.1:1"),
     ] {
-        let ended = collective(arguments);
-        assert!(!ended.status.success() && ended.err.contains(says), "{arguments:?}: {ended:?}");
+        collective(line).failed(says);
     }
 }
 
@@ -285,20 +248,9 @@ fn collective_lost_rank_is_named_by_every_other() {
         for (signal, says) in
             [("KILL", "its process has exited"), ("STOP", "its process does not respond")]
         {
-            let arguments = [
-                "collective",
-                "--transport",
-                transport,
-                "--elements",
-                "1000,1000,1000",
-                "--timeout",
-                "8",
-                "--iteration-time",
-                "60s",
-                "--no-verify",
-                "allreduce_ring",
-            ];
-            let mut all = ranks_with(4, &arguments, |_, _| {});
+            let few = "--elements 1000,1000,1000 --timeout 8 --iteration-time 60s --no-verify";
+            let line = format!("collective --transport {transport} {few} allreduce_ring");
+            let mut all = ranks(4, &line, |_, _| {});
             all[0].line(|line| line.starts_with('#'));
             let victim = all.remove(2);
             let sent = Command::new("kill")
@@ -306,11 +258,9 @@ fn collective_lost_rank_is_named_by_every_other() {
                 .status();
             assert!(sent.unwrap().success());
             let begun = Instant::now();
-            for (rank, other) in all.into_iter().enumerate() {
-                let ended = other.end();
-                assert!(!ended.status.success());
-                let named = ended.err.contains("rank 2 (") && ended.err.contains(says);
-                assert!(named, "{transport} {signal}: rank {rank} says {}", ended.err);
+            for ended in end_all(all) {
+                ended.failed("rank 2 (");
+                ended.failed(says);
             }
             assert!(begun.elapsed().as_secs() < 12, "{transport} {signal}: {:?}", begun.elapsed());
             drop::<Running>(victim);
@@ -318,24 +268,17 @@ fn collective_lost_rank_is_named_by_every_other() {
     }
 }
 
-fn collective(arguments: &[&str]) -> Ended {
-    let few = ["--elements", "7,50001", "--iteration-count", "3", "--warmup-iters", "1"];
-    let few = if arguments.contains(&"--elements") { &[][..] } else { &few };
-    run(&[&["collective"][..], few, arguments].concat())
+fn collective(line: &str) -> Ended {
+    let few = "--elements 7,50001 --iteration-count 3 --warmup-iters 1";
+    let few = if line.contains("--elements") { "" } else { few };
+    run(&format!("collective {few} {line}"))
 }
 
-/// Rows of a table, of a run in which nothing was wrong.
-fn rows(ended: &Ended) -> usize {
-    assert!(ended.status.success() && !ended.err.contains("VERIFY"), "{ended:?}");
-    ended.out.lines().filter(|line| is_row(line)).count()
-}
-
-#[test]
-fn collective_help_has_gloo_flags() {
-    let ended = Running::start(bench(&["collective", "--help"])).end();
-    for flag in
-        ["-s, --size", "-h, --redis-host", "-x, --prefix", "--shared-path", "--iteration-time"]
-    {
-        assert!(ended.out.contains(flag), "{flag}: {}", ended.out);
+impl Ended {
+    /// Asserts that its table has so many rows, and that no result was wrong.
+    fn has_rows(self, count: usize) -> Self {
+        let ended = self.passed();
+        assert!(ended.rows().len() == count && !ended.err.contains("VERIFY"), "{ended:?}");
+        ended
     }
 }

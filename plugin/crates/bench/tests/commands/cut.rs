@@ -48,23 +48,14 @@ fn cut_link_rank_is_named_by_every_other() {
     let mut ranks: Vec<Running> = (0..4)
         .map(|rank: usize| {
             let (network, device) = if rank == 2 { (&there, "far0") } else { (&here, "near0") };
-            let inner = bench(&[]);
+            let line = format!(
+                "collective --size 4 --rank {rank} --timeout 8 --tcp-device {device} \
+                 --elements 1000,1000 --no-verify --iteration-time 60s --shared-path {} allreduce_ring",
+                folder.display()
+            );
+            let inner = bench(&line);
             let mut command = Command::new("nsenter");
-            command.arg(network).arg(inner.get_program());
-            command.args([
-                "collective",
-                "--size",
-                "4",
-                "--rank",
-                &rank.to_string(),
-                "--timeout",
-                "8",
-            ]);
-            command.args(["--tcp-device", device, "--elements", "1000,1000", "--no-verify"]);
-            command
-                .args(["--iteration-time", "60s", "--shared-path"])
-                .arg(&folder)
-                .arg("allreduce_ring");
+            command.arg(network).arg(inner.get_program()).args(inner.get_args());
             start(command, Stdio::null())
         })
         .collect();

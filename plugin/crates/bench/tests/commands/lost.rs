@@ -1,15 +1,14 @@
 //! Ranks that die: everyone else ends, and says who it was.
 
-use crate::process::{Running, bench, is_row, ranks};
+use crate::process::{Running, bench, end_all, is_row, ranks};
 
-const FOREVER: [&str; 9] = ["allreduce", "-b", "1M", "-e", "1M", "-n", "2", "-N", "0"];
+const FOREVER: &str = "allreduce -b 1M -e 1M -n 2 -N 0";
 
 fn kill_and_expect(count: usize, victim: usize) {
-    let mut running = ranks(count, &FOREVER);
+    let mut running = ranks(count, FOREVER, |_, _| {});
     running[0].line(is_row);
     running[victim].kill();
-    for (rank, process) in running.into_iter().enumerate() {
-        let ended = process.end();
+    for (rank, ended) in end_all(running).into_iter().enumerate() {
         assert!(!ended.status.success(), "rank {rank}: {ended:?}");
         if rank != victim {
             assert_eq!(ended.status.code(), Some(1), "rank {rank}: {ended:?}");
@@ -41,9 +40,7 @@ fn one_of_four() {
 
 #[test]
 fn the_process_that_started_them_all() {
-    let mut arguments = FOREVER.to_vec();
-    arguments.extend(["--spawn", "2"]);
-    let mut parent = Running::start(bench(&arguments));
+    let mut parent = Running::start(bench(&format!("{FOREVER} --spawn 2")));
     parent.line(is_row);
     parent.kill();
     // Ends only when no rank holds the standard output any more.

@@ -9,6 +9,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 /// Reached only when something is broken.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -23,14 +25,14 @@ pub(crate) fn plugin() -> PathBuf {
     newest.map_or_else(|| panic!("no {file}: cargo build -p evenkeel-nccl"), |(_, path)| path)
 }
 
-/// `evenkeel-bench` with arguments, on loopback, with nothing of this process's own run in its environment.
-pub(crate) fn bench(arguments: &[&str]) -> Command {
+/// `evenkeel-bench` with the words of a line as arguments, on loopback, with nothing of this process's own run in its environment.
+pub(crate) fn bench(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel-bench"));
     for name in ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NCCL_DEBUG"] {
         command.env_remove(name);
     }
     command
-        .args(arguments)
+        .args(line.split_whitespace())
         .env("NCCL_NET_PLUGIN", plugin())
         .env("NCCL_SOCKET_IFNAME", "lo")
         .stdin(Stdio::null())
@@ -66,6 +68,29 @@ pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
     pub(crate) out: String,
     pub(crate) err: String,
+}
+
+impl Ended {
+    /// The same, of a process that has succeeded.
+    pub(crate) fn passed(self) -> Self {
+        assert!(self.status.success(), "{self:?}");
+        self
+    }
+
+    /// Asserts that it has failed with a line that contains this.
+    pub(crate) fn failed(&self, says: &str) {
+        assert!(!self.status.success() && self.err.contains(says), "no {says:?}: {self:?}");
+    }
+
+    /// The JSON that it printed.
+    pub(crate) fn report(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The rows of its table.
+    pub(crate) fn rows(&self) -> Vec<&str> {
+        self.out.lines().filter(|line| is_row(line)).collect()
+    }
 }
 
 /// A running process; it is killed when this is dropped.
@@ -151,27 +176,23 @@ impl Drop for Running {
     }
 }
 
-/// Runs to the end.
-pub(crate) fn run(arguments: &[&str]) -> Ended {
-    Running::start(bench(arguments)).end()
+/// Runs a command line to its end.
+pub(crate) fn run(line: &str) -> Ended {
+    Running::start(bench(line)).end()
 }
 
-/// Starts each rank as a process of its own, as pods do.
-pub(crate) fn ranks(count: usize, arguments: &[&str]) -> Vec<Running> {
-    ranks_with(count, arguments, |_, _| {})
+/// The JSON of a command line that must succeed.
+pub(crate) fn report(line: &str) -> Value {
+    run(&format!("{line} --json")).passed().report()
 }
 
-/// The same; `set` may change the command of each rank.
-pub(crate) fn ranks_with(
-    count: usize,
-    arguments: &[&str],
-    set: impl Fn(usize, &mut Command),
-) -> Vec<Running> {
+/// Starts each rank as a process of its own, as pods do. `set` may change the command of each rank.
+pub(crate) fn ranks(count: usize, line: &str, set: impl Fn(usize, &mut Command)) -> Vec<Running> {
     // Taken for a moment and given back: the kernel does not hand it out again soon.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     (0..count)
         .map(|rank| {
-            let mut command = bench(arguments);
+            let mut command = bench(line);
             command
                 .env("RANK", rank.to_string())
                 .env("WORLD_SIZE", count.to_string())
@@ -181,6 +202,11 @@ pub(crate) fn ranks_with(
             Running::start(command)
         })
         .collect()
+}
+
+/// What the ranks left, once all have ended.
+pub(crate) fn end_all(ranks: Vec<Running>) -> Vec<Ended> {
+    ranks.into_iter().map(Running::end).collect()
 }
 
 /// Whether a line of the table is a row.

@@ -9,7 +9,7 @@ use std::{fs, thread};
 use serde_json::Value;
 
 use crate::metrics::{scrape, values};
-use crate::process::{Ended, Folder, PATIENCE, Running, bench, ranks_with, run};
+use crate::process::{Ended, Folder, PATIENCE, Running, bench, end_all, ranks, run};
 
 fn by_rdma(command: &mut Command, port: &str) {
     let port = format!("={port}");
@@ -18,55 +18,26 @@ fn by_rdma(command: &mut Command, port: &str) {
 }
 
 /// Runs two ranks, one at each port; gives what rank 0 printed.
-fn between_ports(arguments: &[&str]) -> Value {
+fn between_ports(line: &str) -> Value {
     let ports = ["rxe1", "rxe0"];
-    let running = ranks_with(2, arguments, |rank, command| by_rdma(command, ports[rank]));
-    let ended: Vec<Ended> = running.into_iter().map(Running::end).collect();
-    assert!(ended.iter().all(|ended| ended.status.success()), "{ended:?}");
-    serde_json::from_str(&ended[0].out).unwrap()
+    let ranks = ranks(2, line, |rank, command| by_rdma(command, ports[rank]));
+    let ended: Vec<Ended> = end_all(ranks).into_iter().map(Ended::passed).collect();
+    ended[0].report()
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
 fn rdma_messages_are_verified() {
-    let report = between_ports(&[
-        "net",
-        "-b",
-        "1",
-        "-e",
-        "256K",
-        "-f",
-        "64",
-        "-n",
-        "8",
-        "--connections",
-        "2",
-        "--check-all",
-        "--json",
-    ]);
+    let report = between_ports("net -b 1 -e 256K -f 64 -n 8 --connections 2 --check-all --json");
     assert_eq!(report["network"]["transport"], "rdma", "{report}");
     let rows = report["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 4, "{report}");
-    assert!(rows.iter().all(|row| row["wrong"] == 0), "{report}");
+    assert!(rows.len() == 4 && rows.iter().all(|row| row["wrong"] == 0), "{report}");
 }
 
 #[test]
 #[ignore = "runs in the RDMA lab"]
 fn rdma_allreduce_reports_its_transport() {
-    let report = between_ports(&[
-        "allreduce",
-        "-b",
-        "4",
-        "-e",
-        "1M",
-        "-f",
-        "512",
-        "-n",
-        "1",
-        "-w",
-        "0",
-        "--json",
-    ]);
+    let report = between_ports("allreduce -b 4 -e 1M -f 512 -n 1 -w 0 --json");
     for rank in 0..2 {
         assert_eq!(report["ranks"][rank]["network"]["transport"], "rdma", "{report}");
     }
@@ -76,15 +47,12 @@ fn rdma_allreduce_reports_its_transport() {
 #[test]
 #[ignore = "runs in the RDMA lab"]
 fn rdma_collectives() {
-    let by_gloo_names = ["--transport", "ibverbs", "--ib-device", "rxe0", "--ib-port", "1"];
-    for how in [&["--transport", "rdma"][..], &by_gloo_names] {
-        let few = ["--elements", "100,300000", "--iteration-count", "3", "--warmup-iters", "1"];
-        let start = ["collective", "--spawn", "2", "--json", "allreduce"];
-        let mut command = bench(&[&start[..], &few, how].concat());
+    let few =
+        "collective --spawn 2 --json --elements 100,300000 --iteration-count 3 --warmup-iters 1";
+    for how in ["--transport rdma", "--transport ibverbs --ib-device rxe0 --ib-port 1"] {
+        let mut command = bench(&format!("{few} {how} allreduce"));
         command.env_remove("NCCL_SOCKET_IFNAME");
-        let ended = Running::start(command).end();
-        assert!(ended.status.success(), "{ended:?}");
-        let report: Value = serde_json::from_str(&ended.out).unwrap();
+        let report = Running::start(command).end().passed().report();
         assert_eq!((&report["transport"], &report["verified"]), (&"rdma".into(), &true.into()));
         assert!(report["errors"].as_array().unwrap().is_empty(), "{report}");
         assert_eq!(report["rows"].as_array().unwrap().len(), 2, "{report}");
@@ -107,13 +75,12 @@ fn rdma_reduction_servers_verify_each_element() {
     let rsh = format!("sh {shell}");
     // What comes with its header, what does not, and several pieces for each server.
     for (size, chunk) in [("4K", "1K"), ("1028K", "300K")] {
-        let of = ["reduction", "--hosts", &hosts, "--rsh", &rsh, "--size", size];
-        let how = ["--chunksize", chunk, "-n", "1", "-w", "0", "--json"];
-        let mut command = bench(&[&of[..], &how].concat());
-        command.env_remove("NCCL_SOCKET_IFNAME");
-        let ended = Running::start(command).end();
-        assert!(ended.status.success() && !ended.err.contains("lost"), "{ended:?}");
-        let report: Value = serde_json::from_str(&ended.out).unwrap();
+        let how = format!("--size {size} --chunksize {chunk} -n 1 -w 0 --json");
+        let mut command = bench(&format!("reduction --hosts {hosts} {how}"));
+        command.args(["--rsh", &rsh]).env_remove("NCCL_SOCKET_IFNAME");
+        let ended = Running::start(command).end().passed();
+        assert!(!ended.err.contains("lost"), "{ended:?}");
+        let report = ended.report();
         assert_eq!(report["clients"]["wrong"], 0, "{report}");
         assert!(report["servers"]["send"]["len"].as_u64() > Some(0), "{report}");
     }
@@ -137,15 +104,14 @@ fn rdma_and_tcp_ranks_share_a_reduction_server() {
     let mut command = serve(7471, 9471);
     command.env("EVENKEEL_TRANSPORT", "auto");
     let _server = Running::start(command);
-    let arguments = ["reduction", "--size", "1M", "--chunksize", "300K", "-n", "2", "-w", "1"];
+    let line = "reduction --size 1M --chunksize 300K -n 2 -w 1";
     let carriers = ["rdma", "tcp"];
-    let ranks = ranks_with(2, &arguments, |rank, command| {
+    let ranks = ranks(2, line, |rank, command| {
         by_rdma(command, "rxe0");
         command.env("EVENKEEL_TRANSPORT", carriers[rank]).env("NCCL_SOCKET_IFNAME", "eth0");
         command.env("EVENKEEL_REDUCTION_SERVERS", "10.77.0.2:7471").env("NCCL_DEBUG", "INFO");
     });
-    for (ended, carrier) in ranks.into_iter().map(Running::end).zip(carriers) {
-        assert!(ended.status.success(), "{ended:?}");
+    for (ended, carrier) in end_all(ranks).into_iter().map(Ended::passed).zip(carriers) {
         let said = format!("{}{}", ended.out, ended.err);
         let opened: Vec<&str> =
             said.lines().filter(|line| line.contains("connection opened peer=10.77.0.2")).collect();
@@ -159,8 +125,7 @@ fn rdma_and_tcp_ranks_share_a_reduction_server() {
 #[ignore = "runs in the RDMA lab"]
 fn rdma_killed_reduction_server_is_named() {
     let mut server = Running::start(serve(7470, 9470));
-    let forever = ["reduction", "--size", "1M", "--chunksize", "64K", "-n", "1000000"];
-    let ranks = ranks_with(2, &forever, |_, command| {
+    let ranks = ranks(2, "reduction --size 1M --chunksize 64K -n 1000000", |_, command| {
         by_rdma(command, "rxe0");
         command.env("EVENKEEL_REDUCTION_SERVERS", "10.77.0.2:7470");
     });
@@ -171,10 +136,9 @@ fn rdma_killed_reduction_server_is_named() {
         thread::yield_now();
     }
     server.kill();
-    for (rank, process) in ranks.into_iter().enumerate() {
-        let ended = process.end();
-        assert_eq!(ended.status.code(), Some(1), "rank {rank}: {ended:?}");
-        assert!(ended.err.contains("reduction server 10.77.0.2:7470"), "rank {rank}: {ended:?}");
+    for ended in end_all(ranks) {
+        assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+        ended.failed("reduction server 10.77.0.2:7470");
     }
 }
 
@@ -184,42 +148,32 @@ fn rdma_core_missing_falls_back_to_tcp() {
     let library = folder.file("libibverbs.so.1");
     fs::write(&library, "").unwrap();
     let libraries = Path::new(&library).parent().unwrap().to_owned();
-    let run = |transport: &str| -> Vec<Ended> {
-        let arguments = ["net", "-b", "64K", "-e", "64K", "-n", "4", "--json"];
-        let ranks = ranks_with(2, &arguments, |_, command| {
+    let run_by = |transport: &str| {
+        end_all(ranks(2, "net -b 64K -e 64K -n 4 --json", |_, command| {
             command.env("LD_LIBRARY_PATH", &libraries);
             command.env("EVENKEEL_TRANSPORT", transport).env("NCCL_DEBUG", "INFO");
-        });
-        ranks.into_iter().map(Running::end).collect()
+        }))
     };
-    for (rank, ended) in run("auto").into_iter().enumerate() {
-        assert!(ended.status.success(), "{ended:?}");
+    for (rank, ended) in run_by("auto").into_iter().map(Ended::passed).enumerate() {
         assert!(
             ended.err.contains("TCP carries all: libibverbs.so.1 cannot be loaded"),
             "{ended:?}"
         );
         if rank == 0 {
-            let report: Value = serde_json::from_str(&ended.out).unwrap();
-            assert_eq!(report["network"]["transport"], "tcp", "{report}");
+            assert_eq!(ended.report()["network"]["transport"], "tcp", "{ended:?}");
         }
     }
-    for ended in run("rdma") {
-        assert!(!ended.status.success(), "{ended:?}");
-        assert!(ended.err.contains("libibverbs.so.1 cannot be loaded"), "{ended:?}");
+    for ended in run_by("rdma") {
+        ended.failed("libibverbs.so.1 cannot be loaded");
     }
 }
 
 #[test]
 fn rdma_required_without_a_device_is_an_error() {
-    let device = ["collective", "--spawn", "2", "--transport", "rdma", "--tcp-device", "lo"];
-    let ended = run(&device);
-    assert!(!ended.status.success() && ended.err.contains("NCCL_IB_HCA"), "{ended:?}");
-    let ibverbs = ["collective", "--spawn", "2", "--transport", "ibverbs"];
-    let port = ["--ib-device", "none0", "--ib-port", "1", "--ib-index", "0"];
-    let ended = run(&[&ibverbs[..], &port].concat());
-    assert!(!ended.status.success() && ended.err.contains("EVENKEEL_TRANSPORT"), "{ended:?}");
-    let mut command = bench(&["allreduce", "--spawn", "2", "-b", "4", "-e", "4"]);
+    run("collective --spawn 2 --transport rdma --tcp-device lo").failed("NCCL_IB_HCA");
+    let port = "--ib-device none0 --ib-port 1 --ib-index 0";
+    run(&format!("collective --spawn 2 --transport ibverbs {port}")).failed("EVENKEEL_TRANSPORT");
+    let mut command = bench("allreduce --spawn 2 -b 4 -e 4");
     by_rdma(&mut command, "none0");
-    let ended = Running::start(command).end();
-    assert!(!ended.status.success() && ended.err.contains("EVENKEEL_TRANSPORT"), "{ended:?}");
+    Running::start(command).end().failed("EVENKEEL_TRANSPORT");
 }

@@ -5,7 +5,9 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::process::{Folder, Running, ranks_with, run};
+use serde_json::Value;
+
+use crate::process::{Ended, Folder, Running, bench, end_all, ranks, report, run};
 
 fn built() {
     let program = Path::new(env!("CARGO_BIN_EXE_evenkeel-bench"));
@@ -13,28 +15,28 @@ fn built() {
     assert!(server.exists(), "no {}: cargo build -p evenkeel-reduction-server", server.display());
 }
 
-const SMALL: [&str; 9] = ["reduction", "--ranks", "2", "--size", "1M", "-n", "2", "-w", "1"];
+const SMALL: &str = "reduction --ranks 2 --size 1M -n 2 -w 1";
+/// Of ranks that are started one by one.
+const EACH: &str = "reduction --size 1M --chunksize 300K -n 2 -w 1";
 
 #[test]
 fn reduction_steps_are_reported_and_logged() {
     built();
     let folder = Folder::new("log");
     let (log, svg, again) = (folder.file("log"), folder.file("a.svg"), folder.file("b.svg"));
-    let more = ["--servers", "2", "--chunksize", "300K", "--server-threads", "1"];
-    let kept = ["--log-dir", &log, "--plot", &svg];
-    let ended = run(&[&SMALL[..], &more, &kept].concat());
-    assert!(ended.status.success(), "{ended:?}");
+    let kept = format!("--log-dir {log} --plot {svg}");
+    let more = "--servers 2 --chunksize 300K --server-threads 1";
+    let ended = run(&format!("{SMALL} {more} {kept}")).passed();
     for text in [" 0 wrong", "e2e", "req", "2 servers", "recv", "reduce", "send"] {
         assert!(ended.out.contains(text), "no {text} in {ended:?}");
     }
-    let analyzed = run(&["reduction", "--analyze", &log, "--plot", &again, "--xlim", "0,1000"]);
+    let analyzed = run(&format!("reduction --analyze {log} --plot {again} --xlim 0,1000"));
     assert_eq!(analyzed.out, ended.out);
     for file in [svg, again] {
         let drawn = fs::read_to_string(file).unwrap();
         assert!(drawn.contains("server 1") && drawn.contains("rank 1"), "{drawn}");
     }
-    let json = run(&["reduction", "--analyze", &log, "--json"]);
-    let json: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    let json = report(&format!("reduction --analyze {log}"));
     // Two reductions of four operations each on two ranks.
     assert_eq!(json["clients"]["e2e"]["len"], 16);
     assert!(json["servers"]["reduce"]["len"].as_u64() > Some(0), "{json}");
@@ -43,15 +45,10 @@ fn reduction_steps_are_reported_and_logged() {
 #[test]
 fn reduction_drivers_reach_every_rank() {
     built();
-    let servers = ["--servers", "1", "--json"];
-    for (more, driver) in [
-        (&[][..], "sleep"),
-        (&["--driver", "nccl"], "nccl"),
-        (&["--driver", "nccl", "--run-type", "ring"], "nccl"),
-    ] {
-        let ended = run(&[&SMALL[..], &servers, more].concat());
-        assert!(ended.status.success(), "{ended:?}");
-        let json: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    for (how, driver) in
+        [("", "sleep"), ("--driver nccl", "nccl"), ("--driver nccl --run-type ring", "nccl")]
+    {
+        let json = report(&format!("{SMALL} --servers 1 {how}"));
         assert_eq!(
             (&json["clients"]["driver"], &json["clients"]["wrong"]),
             (&driver.into(), &0.into())
@@ -62,15 +59,12 @@ fn reduction_drivers_reach_every_rank() {
 #[test]
 fn reduction_jobs_share_servers() {
     built();
-    let ended = run(&[&SMALL[..], &["--servers", "1", "--jobs", "3", "--json"]].concat());
-    assert!(ended.status.success(), "{ended:?}");
-    let json: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    let json = report(&format!("{SMALL} --servers 1 --jobs 3"));
     let clients = &json["clients"];
     // Two reductions on two ranks of each job.
     assert_eq!((clients["jobs"].as_u64(), clients["e2e"]["len"].as_u64()), (Some(3), Some(12)));
     assert_eq!(clients["wrong"], 0);
-    let ended = run(&["reduction", "--rank", "0", "--world-size", "1", "--jobs", "2"]);
-    assert!(ended.err.contains("--jobs start ranks"), "{ended:?}");
+    run("reduction --rank 0 --world-size 1 --jobs 2").failed("--jobs start ranks");
 }
 
 #[test]
@@ -87,12 +81,12 @@ clients:
   - {name: gpu-1, address: 127.0.0.1}
 ";
     fs::write(&hosts, file).unwrap();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
-    let rsh = format!("sh {shell}");
-    let arguments =
-        ["reduction", "--hosts", &hosts, "--rsh", &rsh, "--master-port", &port, "--size", "64K"];
-    let ended = run(&[&arguments[..], &["-n", "2", "-w", "0"]].concat());
-    assert!(ended.status.success() && ended.out.contains(" 0 wrong"), "{ended:?}");
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let line = format!("reduction --hosts {hosts} --master-port {port} --size 64K -n 2 -w 0");
+    let mut command = bench(&line);
+    command.args(["--rsh", &format!("sh {shell}")]);
+    let ended = Running::start(command).end().passed();
+    assert!(ended.out.contains(" 0 wrong"), "{ended:?}");
     let called = fs::read_to_string(format!("{shell}.called")).unwrap();
     let mut called: Vec<&str> = called.lines().collect();
     called.sort_unstable();
@@ -118,35 +112,26 @@ fn reduction_tree_of_servers() {
     built();
     let (_root, root) = serve(&[]);
     let leaves = [serve(&["--upstream", &root]), serve(&["--upstream", &root])];
-    let arguments = ["reduction", "--size", "1M", "--chunksize", "300K", "-n", "2", "-w", "1"];
-    let ranks = ranks_with(3, &arguments, |rank, command| {
+    let ranks_of_leaves = ranks(3, EACH, |rank, command| {
         command.env("EVENKEEL_REDUCTION_SERVERS", &leaves[rank % 2].1);
     });
-    for (rank, ended) in ranks.into_iter().map(Running::end).enumerate() {
-        assert!(ended.status.success(), "{ended:?}");
-        assert!(
-            rank > 0 || ended.out.contains("3 ranks") && ended.out.contains(" 0 wrong"),
-            "{ended:?}"
-        );
-    }
+    let ended: Vec<Ended> = end_all(ranks_of_leaves).into_iter().map(Ended::passed).collect();
+    let said = &ended[0].out;
+    assert!(said.contains("3 ranks") && said.contains(" 0 wrong"), "{said}");
     // Below nothing, two lists are a mistake.
     let others = [serve(&[]), serve(&[])];
-    let ranks = ranks_with(2, &arguments, |rank, command| {
+    for ended in end_all(ranks(2, EACH, |rank, command| {
         command.env("EVENKEEL_REDUCTION_SERVERS", &others[rank].1).env("NCCL_DEBUG", "WARN");
-    });
-    for ended in ranks.into_iter().map(Running::end) {
-        assert!(!ended.status.success(), "{ended:?}");
-        let said = format!("{}{}", ended.out, ended.err);
-        assert!(said.contains("2 lists of reduction servers"), "{said}");
+    })) {
+        ended.failed("2 lists of reduction servers");
     }
 }
 
 #[test]
 fn reduction_sweep_prints_the_best_setting() {
     built();
-    let more = ["--servers", "1", "--sweep", "chunksize=256K,1M", "--sweep", "EVENKEEL_FLOWS=1"];
-    let ended = run(&[&SMALL[..], &more].concat());
-    assert!(ended.status.success(), "{ended:?}");
+    let settings = "--sweep chunksize=256K,1M --sweep EVENKEEL_FLOWS=1";
+    let ended = run(&format!("{SMALL} --servers 1 {settings}")).passed();
     for text in ["chunksize=256K EVENKEEL_FLOWS=1 ", "chunksize=1M EVENKEEL_FLOWS=1 ", "# best: "] {
         assert!(ended.out.contains(text), "no {text} in {ended:?}");
     }
@@ -154,8 +139,7 @@ fn reduction_sweep_prints_the_best_setting() {
 
 #[test]
 fn reduction_run_type_ring() {
-    let ended = run(&[&SMALL[..], &["--run-type", "ring"]].concat());
-    assert!(ended.status.success(), "{ended:?}");
+    let ended = run(&format!("{SMALL} --run-type ring")).passed();
     assert!(ended.out.contains(", ring: 2 ranks") && ended.out.contains(" 0 wrong"), "{ended:?}");
 }
 
@@ -163,18 +147,14 @@ fn reduction_run_type_ring() {
 fn reduction_run_type_plugin() {
     built();
     let (_server, address) = serve(&[]);
-    let arguments = ["reduction", "--run-type", "plugin", "--size", "1M", "-n", "2", "-w", "1"];
-    let ranks = ranks_with(2, &arguments, |_, command| {
+    let ranks = ranks(2, &format!("{EACH} --run-type plugin"), |_, command| {
         command.env("EVENKEEL_REDUCTION_SERVERS", &address);
     });
-    for (rank, ended) in ranks.into_iter().map(Running::end).enumerate() {
-        assert!(ended.status.success(), "{ended:?}");
-        let said = ended.out.contains("2 ranks reduce") && ended.out.contains(" 0 wrong");
-        assert!(rank > 0 || said, "{ended:?}");
-    }
+    let ended: Vec<Ended> = end_all(ranks).into_iter().map(Ended::passed).collect();
+    let said = &ended[0].out;
+    assert!(said.contains("2 ranks reduce") && said.contains(" 0 wrong"), "{said}");
     // A table without devices leads nowhere.
-    let ended = run(&[&SMALL[..], &["--run-type", "plugin"]].concat());
-    assert!(!ended.status.success() && ended.err.contains("0 CollNet devices"), "{ended:?}");
+    run(&format!("{SMALL} --run-type plugin")).failed("0 CollNet devices");
 }
 
 /// A stand-in that says how it was called, then what NCCL's benchmark would.
@@ -191,10 +171,9 @@ fn reduction_run_type_nccl_gives_the_same_report() {
     let folder = Folder::new("nccl");
     let (program, log) = (folder.file("all_reduce_perf"), folder.file("log"));
     fs::write(&program, STAND_IN).unwrap();
-    let command = format!("sh {program} -f 2");
-    let nccl = ["--run-type", "nccl", "--nccl-tests", &command, "--log-dir", &log];
-    let ended = run(&[&SMALL[..], &nccl].concat());
-    assert!(ended.status.success(), "{ended:?}");
+    let mut command = bench(&format!("{SMALL} --run-type nccl --log-dir {log}"));
+    command.args(["--nccl-tests", &format!("sh {program} -f 2")]);
+    let ended = Running::start(command).end().passed();
     let line = "# NCCL, by nccl-tests: 2 ranks reduce 1048576 bytes of float";
     assert!(
         ended.out.starts_with(line) && ended.out.contains("500.0 us, 2.097 GB/s, 0 wrong"),
@@ -203,43 +182,36 @@ fn reduction_run_type_nccl_gives_the_same_report() {
     let called = fs::read_to_string(format!("{program}.called")).unwrap();
     assert!(called.starts_with("-f 2 -b 1048576 -e 1048576 -g 2 -n 2 -w 1 "), "{called}");
     assert!(called.contains("-d float -o sum NCCL_COLLNET_ENABLE=0"), "{called}");
-    assert_eq!(run(&["reduction", "--analyze", &log]).out, ended.out);
-    let json: serde_json::Value =
-        serde_json::from_str(&run(&["reduction", "--analyze", &log, "--json"]).out).unwrap();
-    assert_eq!(
-        (json["clients"]["ranks"].as_u64(), &json["clients"]["e2e"]),
-        (Some(2), &serde_json::Value::Null)
-    );
+    assert_eq!(run(&format!("reduction --analyze {log}")).out, ended.out);
+    let json = report(&format!("reduction --analyze {log}"));
+    assert_eq!((&json["clients"]["ranks"], &json["clients"]["e2e"]), (&2.into(), &Value::Null));
 }
 
 #[test]
 fn reduction_run_type_nccl_errors_are_one_line() {
-    let error_of = |command: &str| {
-        let ended = run(&[&SMALL[..], &["--run-type", "nccl", "--nccl-tests", command]].concat());
-        assert!(!ended.status.success() && ended.err.lines().count() == 1, "{ended:?}");
-        ended.err
+    let run_by = |nccl_tests: &str| {
+        let mut command = bench(&format!("{SMALL} --run-type nccl"));
+        command.args(["--nccl-tests", nccl_tests]);
+        let ended = Running::start(command).end();
+        assert_eq!(ended.err.lines().count(), 1, "{ended:?}");
+        ended
     };
-    let error = error_of("no_such_perf");
-    assert!(
-        error.contains("no_such_perf: no such program") && error.contains("--nccl-tests"),
-        "{error}"
-    );
+    run_by("no_such_perf").failed("no_such_perf: no such program; build NVIDIA's nccl-tests");
     let folder = Folder::new("nccl-fails");
     let program = folder.file("fails");
     fs::write(&program, "echo 'x: Test CUDA failure: no CUDA-capable device'; exit 3").unwrap();
-    let error = error_of(&format!("sh {program}"));
-    assert!(error.contains("no CUDA-capable device") && error.contains("3"), "{error}");
+    let ended = run_by(&format!("sh {program}"));
+    ended.failed("no CUDA-capable device");
+    ended.failed("3");
     fs::write(&program, "echo nothing of use").unwrap();
-    assert!(error_of(&format!("sh {program}")).contains("no line that is a measurement"));
+    run_by(&format!("sh {program}")).failed("no line that is a measurement");
 }
 
 #[test]
 fn reduction_split_limits_servers_per_operation() {
     built();
-    let more = ["--servers", "3", "--chunksize", "256K", "--split", "1", "--server-threads", "1"];
-    let ended = run(&[&SMALL[..], &more, &["--piece", "1M", "--json"]].concat());
-    assert!(ended.status.success(), "{ended:?}");
-    let json: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    let how = "--servers 3 --chunksize 256K --split 1 --server-threads 1 --piece 1M";
+    let json = report(&format!("{SMALL} {how}"));
     // Two reductions of four operations, each whole at one of the servers; the checked one may be counted as well.
     assert_eq!(
         (json["clients"]["wrong"].as_u64(), json["clients"]["send"]["len"].as_u64()),
@@ -249,7 +221,5 @@ fn reduction_split_limits_servers_per_operation() {
 
 #[test]
 fn reduction_without_servers_is_an_error() {
-    let ended = run(&["reduction", "--ranks", "2", "--size", "1M"]);
-    assert!(!ended.status.success());
-    assert!(ended.err.contains("are reduction servers given?"), "{ended:?}");
+    run("reduction --ranks 2 --size 1M").failed("are reduction servers given?");
 }

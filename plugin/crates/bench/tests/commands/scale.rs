@@ -1,18 +1,10 @@
-use serde_json::Value;
+use crate::process::report;
 
-use crate::process::run;
-
-/// The report of so many connections.
-fn scale(arguments: &[&str]) -> Value {
-    let ended =
-        run(&[&["scale", "--connections", "40", "--idle", "2", "--json"], arguments].concat());
-    assert!(ended.status.success(), "{ended:?}");
-    serde_json::from_str(&ended.out).unwrap()
-}
+const FEW: &str = "scale --connections 40 --idle 2";
 
 #[test]
 fn scale_idle_connections_hold_flows_only_and_wake_nobody() {
-    let report = scale(&[]);
+    let report = report(FEW);
     assert_eq!(report["connections"], 40);
     // Four flows have two ends each. All listeners share one socket, which is open before.
     assert_eq!(report["descriptors"], 8.0, "{report}");
@@ -22,7 +14,7 @@ fn scale_idle_connections_hold_flows_only_and_wake_nobody() {
 
 #[test]
 fn scale_counts_plain_sockets() {
-    let report = scale(&["--plain-sockets", "2"]);
+    let report = report(&format!("{FEW} --plain-sockets 2"));
     // The listening socket is closed once all are accepted.
     assert_eq!(report["descriptors"], 4.0, "{report}");
 }

@@ -4,23 +4,23 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use crate::process::{Ended, ranks_with, run};
+use crate::process::{Ended, Running, bench, end_all, ranks, run};
 
-const ONCE: [&str; 9] = ["allreduce", "-b", "64K", "-e", "64K", "-n", "2", "--timeout", "20"];
+const ONCE: &str = "allreduce -b 64K -e 64K -n 2 --timeout 20";
 
 /// Runs two ranks with these keys; an empty one is none.
 fn with_keys(keys: [&str; 2]) -> Vec<Ended> {
-    let ranks = ranks_with(2, &ONCE, |rank, command| {
+    let ranks = ranks(2, ONCE, |rank, command| {
         command.env("EVENKEEL_JOB_KEY", keys[rank]).env("EVENKEEL_CONNECT_TIMEOUT", "5");
     });
-    ranks.into_iter().map(|rank| rank.end()).collect()
+    end_all(ranks)
 }
 
 #[test]
 fn job_key_same_key_connects() {
     let key = "1f".repeat(32);
     for ended in with_keys([&key, &key]) {
-        assert!(ended.status.success(), "{ended:?}");
+        ended.passed();
     }
 }
 
@@ -43,25 +43,24 @@ fn job_key_from_a_file() {
     fs::create_dir_all(folder).unwrap();
     let file = folder.join("job-key");
     fs::write(&file, format!("{}\n", "1F".repeat(32))).unwrap();
-    let ranks = ranks_with(2, &ONCE, |rank, command| {
+    let ranks = ranks(2, ONCE, |rank, command| {
         match rank {
             0 => command.env("EVENKEEL_JOB_KEY_FILE", &file),
             _ => command.env("EVENKEEL_JOB_KEY", "1f".repeat(32)),
         };
     });
-    for rank in ranks {
-        let ended = rank.end();
-        assert!(ended.status.success(), "{ended:?}");
+    for ended in end_all(ranks) {
+        ended.passed();
     }
 }
 
 /// Runs two ranks with one key file and these values of `EVENKEEL_ENCRYPTION`.
 fn with_encryption(file: &Path, values: [&str; 2]) -> Vec<Ended> {
-    let ranks = ranks_with(2, &ONCE, |rank, command| {
+    let ranks = ranks(2, ONCE, |rank, command| {
         command.env("EVENKEEL_JOB_KEY_FILE", file).env("EVENKEEL_ENCRYPTION", values[rank]);
         command.env("EVENKEEL_CONNECT_TIMEOUT", "5").env("NCCL_DEBUG", "INFO");
     });
-    ranks.into_iter().map(|rank| rank.end()).collect()
+    end_all(ranks)
 }
 
 #[test]
@@ -95,18 +94,16 @@ fn encryption_of_both_sides_or_of_none_connects() {
 
 #[test]
 fn port_range_too_small_is_named() {
-    let ranks = ranks_with(2, &ONCE, |_, command| {
-        command.env("EVENKEEL_PORTS", "29873-29874");
-    });
-    for rank in ranks {
-        let ended = rank.end();
-        assert!(ended.status.success(), "{ended:?}");
+    let with_ports = |ports: &str| {
+        end_all(ranks(2, ONCE, |_, command| {
+            command.env("EVENKEEL_PORTS", ports);
+        }))
+    };
+    for ended in with_ports("29873-29874") {
+        ended.passed();
     }
     // Two ranks on this machine need a port each.
-    let ranks = ranks_with(2, &ONCE, |_, command| {
-        command.env("EVENKEEL_PORTS", "29875");
-    });
-    let ended: Vec<_> = ranks.into_iter().map(|rank| rank.end()).collect();
+    let ended = with_ports("29875");
     assert!(
         ended.iter().any(|ended| ended.err.contains("EVENKEEL_PORTS=29875-29875")),
         "{ended:?}"
@@ -115,10 +112,10 @@ fn port_range_too_small_is_named() {
 
 #[test]
 fn job_key_is_not_printed_with_the_settings() {
-    let ended = run(&["settings"]);
+    let ended = run("settings");
     assert!(ended.out.contains("EVENKEEL_JOB_KEY"), "{ended:?}");
-    let mut command = crate::process::bench(&["settings"]);
+    let mut command = bench("settings");
     command.env("EVENKEEL_JOB_KEY", "1f".repeat(32));
-    let ended = crate::process::Running::start(command).end();
+    let ended = Running::start(command).end();
     assert!(!ended.out.contains("1f1f"), "{ended:?}");
 }
