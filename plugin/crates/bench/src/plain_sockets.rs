@@ -11,6 +11,7 @@ use clap::Args;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::cli::options::local_listener;
 use crate::error::Result;
 use crate::output::report::Network;
 use crate::plugin_host::Region;
@@ -31,9 +32,9 @@ pub(crate) struct PlainOptions {
     /// These are MPTCP sockets
     #[arg(long, requires = "plain_sockets")]
     pub(crate) mptcp: bool,
-    /// Where rank 0 listens with them
-    #[arg(long, default_value = "127.0.0.1", requires = "plain_sockets", value_name = "ADDRESS")]
-    pub(crate) listen: IpAddr,
+    /// Where rank 0 listens with them [default: loopback]
+    #[arg(long, requires = "plain_sockets", value_name = "ADDRESS")]
+    pub(crate) listen: Option<IpAddr>,
 }
 
 impl PlainOptions {
@@ -81,7 +82,8 @@ impl PlainOptions {
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
         let failed = |what: &str, error: io::Error| format!("plain sockets: {what}: {error}");
         if world.rank() == 0 {
-            let listener = self.listener().map_err(|error| failed("listen", error))?;
+            let ip = self.listen.map_or_else(|| Ok(local_listener()?.1.ip()), Ok::<_, String>)?;
+            let listener = self.listener(ip).map_err(|error| failed("listen", error))?;
             let local = listener.local_addr().map_err(|error| failed("listen", error))?;
             world.all_gather(&local.as_socket())?;
             let mut flows: Vec<Option<TcpStream>> = (0..count * each).map(|_| None).collect();
@@ -117,9 +119,9 @@ impl PlainOptions {
         }
     }
 
-    fn listener(&self) -> io::Result<Socket> {
-        let listener = self.socket(self.listen)?;
-        listener.bind(&SocketAddr::new(self.listen, 0).into())?;
+    fn listener(&self, ip: IpAddr) -> io::Result<Socket> {
+        let listener = self.socket(ip)?;
+        listener.bind(&SocketAddr::new(ip, 0).into())?;
         listener.listen(4096)?;
         listener.set_nonblocking(true)?;
         Ok(listener)

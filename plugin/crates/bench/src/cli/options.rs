@@ -1,6 +1,6 @@
 //! Options that the commands share: which network, and which rank of how many this is.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -167,8 +167,11 @@ impl RankOptions {
         if rank >= world {
             return Err(format!("rank {rank} is not below the world size, {world}"));
         }
-        let host =
-            self.master_addr.clone().ok_or_else(|| missing("rank 0's address", "MASTER_ADDR"))?;
+        let host = self.master_addr.as_deref();
+        let host = host.ok_or_else(|| missing("rank 0's address", "MASTER_ADDR"))?;
+        // An IPv6 address may come in brackets, as before a port.
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let host = bare.unwrap_or(host).to_owned();
         let port = self.master_port.ok_or_else(|| missing("rank 0's port", "MASTER_PORT"))?;
         let mut listener = None;
         if let Some(parent) = self.spawned_by {
@@ -207,10 +210,20 @@ fn first(
     Ok(None)
 }
 
-/// A listener for the ranks of this machine.
-pub(crate) fn local_listener() -> Result<TcpListener> {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-        .map_err(|error| format!("cannot listen on loopback: {error}"))
+/// A listener on loopback, over IPv6 where this machine has no other, and its address.
+pub(crate) fn local_listener() -> Result<(TcpListener, SocketAddr)> {
+    let both: [SocketAddr; 2] = [(Ipv4Addr::LOCALHOST, 0).into(), (Ipv6Addr::LOCALHOST, 0).into()];
+    let bound = TcpListener::bind(&both[..])
+        .and_then(|listener| listener.local_addr().map(|address| (listener, address)));
+    bound.map_err(|error| format!("cannot listen on loopback: {error}"))
+}
+
+/// `host:port`, with an IPv6 address in brackets.
+pub(crate) fn host_and_port(host: &str, port: u16) -> String {
+    match host.contains(':') && !host.starts_with('[') {
+        true => format!("[{host}]:{port}"),
+        false => format!("{host}:{port}"),
+    }
 }
 
 #[cfg(test)]

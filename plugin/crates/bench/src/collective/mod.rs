@@ -15,16 +15,17 @@ use std::time::{Duration, Instant};
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, ValueEnum};
 use evenkeel_collectives::{
-    Auto, Call, Group, Launch, MemoryStore, Op, PrefixStore, Store, Tcp, TcpStore, TcpStoreServer,
-    Tls, TransportKind, store,
+    Auto, Call, Group, Launch, MemoryStore, Op, PrefixStore, Store, Tcp, TcpStoreServer, Tls,
+    TransportKind,
 };
 use half::f16;
 use serde::Serialize;
 
-use crate::cli::options::RankOptions;
+use crate::cli::options::{RankOptions, host_and_port};
 use crate::compute::ComputeOptions;
 use crate::error::Result;
 use crate::output::plot::{Chart, Line};
+use crate::ranks::bootstrap::RankConfig;
 use crate::ranks::spawn::{check, spawn};
 use benchmark_parser::{BenchmarkParser, INSTEAD};
 use exercise::{Benchmark, Details, Exercise, Number};
@@ -422,32 +423,22 @@ impl Options {
         };
         let text = |error: evenkeel_collectives::Error| error.to_string();
         let mut server = None;
-        let (rank, size, store): (_, _, Arc<dyn Store>) = match named {
+        let launch = match named {
             // Ranks that were started here are tied to who started them, wherever they meet.
-            Some(address) if self.spawned_by.is_none() => {
-                let (rank, size) = self.launched()?;
-                (rank, size, store::open(&address, self.timeout()).map_err(text)?)
-            }
+            Some(_) if self.spawned_by.is_none() => Launch { store: named, ..self.launched()? },
             named => {
-                let config = self.ranks().rank_config()?;
-                let store = match named {
-                    Some(address) => store::open(&address, self.timeout()).map_err(text)?,
-                    None => {
-                        if config.rank == 0 {
-                            let serves = match config.listener {
-                                Some(listener) => TcpStoreServer::serve(listener),
-                                None => TcpStoreServer::bind(("0.0.0.0", config.port)),
-                            };
-                            server = Some(serves.map_err(text)?);
-                        }
-                        let address = format!("{}:{}", config.host, config.port);
-                        Arc::new(TcpStore::connect(&address, self.timeout()).map_err(text)?)
-                    }
-                };
-                (config.rank, config.world_size, store)
+                let RankConfig { rank, world_size, host, port, listener, .. } =
+                    self.ranks().rank_config()?;
+                let mut store = named;
+                if let Some(listener) = listener.filter(|_| store.is_none()) {
+                    server = Some(TcpStoreServer::serve(listener).map_err(text)?);
+                    store = Some(format!("tcp://{}", host_and_port(&host, port)));
+                }
+                Launch { rank, size: world_size, master: Some((host, port)), store }
             }
         };
-        Ok((self.groups(&store, rank, size, transports)?, server))
+        let store = launch.open_store(self.timeout()).map_err(text)?;
+        Ok((self.groups(&store, launch.rank, launch.size, transports)?, server))
     }
 
     /// The groups of all ranks, one for each transport.
@@ -466,13 +457,14 @@ impl Options {
         transports.iter().enumerate().map(join).collect()
     }
 
-    fn launched(&self) -> Result<(usize, usize)> {
+    fn launched(&self) -> Result<Launch> {
         if let (Some(rank), Some(size)) = (self.rank, self.size) {
-            return Ok((rank, size));
+            return Ok(Launch { rank, size, master: None, store: None });
         }
         let launch =
             Launch::from_env().map_err(|error| format!("{error}; or give --rank and --size"))?;
-        Ok((self.rank.unwrap_or(launch.rank), self.size.unwrap_or(launch.size)))
+        let (rank, size) = (self.rank.unwrap_or(launch.rank), self.size.unwrap_or(launch.size));
+        Ok(Launch { rank, size, ..launch })
     }
 
     fn ranks(&self) -> RankOptions {

@@ -1,6 +1,6 @@
 //! Starts all ranks of a run on this machine, as processes of their own.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::thread;
@@ -20,11 +20,11 @@ const GRACE: Duration = Duration::from_secs(10);
 /// Says why a rank could not be started.
 pub(crate) fn spawn(ranks: usize) -> Result<ExitCode> {
     check(ranks)?;
-    let listener = local_listener()?;
+    let (listener, address) = local_listener()?;
     let mut running = Running::default();
     for rank in 0..ranks {
-        running
-            .add(start(rank, ranks, &listener).map_err(|error| format!("rank {rank}: {error}"))?);
+        let started = start(rank, ranks, &listener, address);
+        running.add(started.map_err(|error| format!("rank {rank}: {error}"))?);
     }
     drop(listener);
     running.wait()
@@ -39,8 +39,12 @@ pub(crate) fn check(ranks: usize) -> Result<()> {
     Ok(())
 }
 
-fn start(rank: usize, ranks: usize, listener: &TcpListener) -> std::io::Result<Child> {
-    let port = listener.local_addr()?.port();
+fn start(
+    rank: usize,
+    ranks: usize,
+    listener: &TcpListener,
+    address: SocketAddr,
+) -> std::io::Result<Child> {
     let input = match rank {
         0 => Stdio::from(OwnedFd::from(listener.try_clone()?)),
         _ => Stdio::null(),
@@ -50,8 +54,8 @@ fn start(rank: usize, ranks: usize, listener: &TcpListener) -> std::io::Result<C
         .args(["--spawned-by", &std::process::id().to_string()])
         .env("RANK", rank.to_string())
         .env("WORLD_SIZE", ranks.to_string())
-        .env("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string())
-        .env("MASTER_PORT", port.to_string())
+        .env("MASTER_ADDR", address.ip().to_string())
+        .env("MASTER_PORT", address.port().to_string())
         .stdin(input)
         .spawn()
 }

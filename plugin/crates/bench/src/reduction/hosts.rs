@@ -7,6 +7,7 @@ use std::process::Command;
 
 use serde::Deserialize;
 
+use crate::cli::options::local_listener;
 use crate::error::Result;
 
 /// Maximum number of servers of a run.
@@ -89,9 +90,10 @@ impl fmt::Display for Scalar {
 impl Hosts {
     /// This number of servers and ranks on this machine.
     pub(super) fn local(servers: usize, ranks: usize) -> Result<Self> {
+        let (_, loopback) = local_listener()?;
         let here = Host {
             place: Place::Here,
-            address: "127.0.0.1".to_owned(),
+            address: loopback.ip().to_string(),
             port: 0,
             environment: vec![],
         };

@@ -2,7 +2,6 @@
 
 use std::env;
 use std::io::Read;
-use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::process::{ExitCode, Stdio};
 use std::thread;
@@ -68,7 +67,7 @@ impl Launch<'_> {
         for job in 0..options.jobs {
             let listener = if hosts.are_here() { Some(local_listener()?) } else { None };
             let port = match &listener {
-                Some(listener) => port_of(listener)?,
+                Some((_, address)) => address.port(),
                 None => options.ranks.master_port.unwrap_or(MASTER_PORT).saturating_add(job),
             };
             for (rank, host) in hosts.clients.iter().enumerate() {
@@ -91,7 +90,7 @@ impl Launch<'_> {
                 }
                 let mut arguments = arguments(options);
                 let input = match &listener {
-                    Some(listener) => {
+                    Some((listener, _)) => {
                         arguments
                             .extend(["--spawned-by".to_owned(), std::process::id().to_string()]);
                         match rank {
@@ -118,11 +117,6 @@ impl Launch<'_> {
         let written = written.into_iter().map(|text| text.join().unwrap_or_default());
         Ok((code, written.collect()))
     }
-}
-
-fn port_of(listener: &TcpListener) -> Result<u16> {
-    let address = listener.local_addr().map_err(|error| format!("a listener: {error}"))?;
-    Ok(address.port())
 }
 
 /// How a value is given on the command line.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::Options;
 use super::hosts::Host;
+use crate::cli::options::host_and_port;
 use crate::error::Result;
 
 /// How long a server may take to start, or to end.
@@ -70,7 +71,7 @@ fn launch(
 ) -> Result<Running> {
     let listen = match host.port {
         // Only this machine needs to reach it.
-        0 => format!("{}:0", host.address),
+        0 => host_and_port(&host.address, 0),
         port => format!("[::]:{port}"),
     };
     let mut arguments: Vec<String> =
@@ -118,14 +119,9 @@ fn launch(
             Ok(line) => {
                 if let Some(rest) = line.strip_prefix("listening at ") {
                     let at = rest.split(',').next().unwrap_or_default();
-                    let port = at.rsplit(':').next().unwrap_or_default();
-                    let address = &host.address;
-                    let bare = address.contains(':') && !address.starts_with('[');
-                    running.address = if bare {
-                        format!("[{address}]:{port}")
-                    } else {
-                        format!("{address}:{port}")
-                    };
+                    let port = at.rsplit(':').next().and_then(|port| port.parse().ok());
+                    let port = port.ok_or_else(|| fail(&format!("{line:?} has no port")))?;
+                    running.address = host_and_port(&host.address, port);
                     return Ok(running);
                 }
                 output.push(line);

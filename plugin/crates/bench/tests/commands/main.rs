@@ -7,6 +7,7 @@ mod collective;
 mod cut;
 mod flags;
 mod interfaces;
+mod ipv6;
 mod lost;
 mod metrics;
 mod net;
