@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::cli::options::local_listener;
 use crate::error::Result;
+use crate::ranks::child::Started;
 
 /// Maximum number of ranks on one machine: each is a process with threads and sockets.
 const MAX_RANKS: usize = 128;
@@ -75,47 +76,41 @@ fn arguments() -> Vec<std::ffi::OsString> {
     kept
 }
 
-fn lost(error: std::io::Error) -> String {
-    format!("waiting for a rank: {error}")
-}
-
 /// The ranks, killed if this is dropped before they end.
 #[derive(Default)]
-pub(crate) struct Running(Vec<Child>);
+pub(crate) struct Running(Vec<Started>);
 
 impl Running {
     /// One more.
     pub(crate) fn add(&mut self, rank: Child) {
-        self.0.push(rank);
+        self.0.push(Started(rank));
     }
 
-    /// Waits for all; gives the first failure's status.
+    /// Waits for all; gives the first failure's status. The ranks themselves notice when nothing moves.
     ///
     /// # Errors
     /// When one failed and the others went on.
     pub(crate) fn wait(mut self) -> Result<ExitCode> {
         let mut failed: Option<(ExitStatus, Instant)> = None;
         while !self.0.is_empty() {
-            let mut ended = None;
-            for (at, child) in self.0.iter_mut().enumerate() {
-                if child.try_wait().map_err(lost)?.is_some() {
-                    ended = Some(at);
-                    break;
-                }
-            }
-            match ended {
-                Some(at) => {
-                    let status = self.0.swap_remove(at).wait().map_err(lost)?;
-                    if !status.success() && failed.is_none() {
+            let mut left = vec![];
+            let before = self.0.len();
+            for mut rank in self.0.drain(..) {
+                match rank.status()? {
+                    None => left.push(rank),
+                    Some(status) if !status.success() && failed.is_none() => {
                         failed = Some((status, Instant::now()));
                     }
+                    Some(_) => {}
                 }
-                None if failed.is_some_and(|(_, since)| since.elapsed() > GRACE) => {
-                    return Err(
-                        "a rank failed and the others did not end; they were killed".to_owned()
-                    );
-                }
-                None => thread::sleep(Duration::from_millis(5)),
+            }
+            let none_ended = left.len() == before;
+            self.0 = left;
+            if failed.is_some_and(|(_, since)| since.elapsed() > GRACE) {
+                return Err("a rank failed and the others did not end; they were killed".to_owned());
+            }
+            if none_ended {
+                thread::sleep(Duration::from_millis(5));
             }
         }
         Ok(match failed {
@@ -124,15 +119,5 @@ impl Running {
                 ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
             }
         })
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            // One that has ended already is no error.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
     }
 }

@@ -1,10 +1,9 @@
 //! One run of servers and ranks, from start to end.
 
 use std::env;
-use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::process::{ExitCode, Stdio};
-use std::thread;
+use std::time::Duration;
 
 use clap::ValueEnum;
 
@@ -14,10 +13,13 @@ use super::timeline_log::Logs;
 use super::{Options, RunType};
 use crate::cli::options::local_listener;
 use crate::error::Result;
+use crate::ranks::child::Text;
 use crate::ranks::spawn::Running;
 
 /// Default port of rank 0, for ranks on several hosts.
 const MASTER_PORT: u16 = 29_500;
+/// How long the output of a rank that has ended may stay open.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What to run where.
 pub(super) struct Launch<'a> {
@@ -103,19 +105,15 @@ impl Launch<'_> {
                 let mut command = host.command(program, &arguments, &more);
                 let mut child =
                     command.stdin(input).stdout(Stdio::piped()).spawn().map_err(fail)?;
-                let out = child.stdout.take();
+                written.push(Text::of(child.stdout.take()));
                 running.add(child);
-                written.push(thread::spawn(move || {
-                    let mut text = String::new();
-                    // What has come until the connection broke is still of use.
-                    let _ = out.map(|mut out| out.read_to_string(&mut text));
-                    text
-                }));
             }
         }
         let code = running.wait()?;
-        let written = written.into_iter().map(|text| text.join().unwrap_or_default());
-        Ok((code, written.collect()))
+        let written = written.iter().enumerate().map(|(rank, text)| {
+            text.finish(OUTPUT_TIMEOUT).map_err(|error| format!("rank {rank}: {error}"))
+        });
+        Ok((code, written.collect::<Result<_>>()?))
     }
 }
 

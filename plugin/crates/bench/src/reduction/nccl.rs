@@ -1,8 +1,8 @@
 //! NCCL itself, driven by nccl-tests on GPUs, and what that says as one of our own reports.
 
-use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::Path;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::Options;
 use super::timeline_log::{Line, Logs, Run};
 use crate::error::Result;
+use crate::ranks::child::{Started, Text};
 
 /// Runs NCCL's benchmark and reports what it measured, out of place.
 ///
@@ -29,9 +30,9 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
     Ok(if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The running program; killed if this is dropped before it ends.
+/// The running program.
 struct Benchmark {
-    child: Child,
+    process: Started,
     /// For people.
     name: String,
 }
@@ -64,7 +65,7 @@ impl Benchmark {
             .stderr(Stdio::piped())
             .spawn();
         match started {
-            Ok(child) => Ok(Self { child, name: name.to_owned() }),
+            Ok(child) => Ok(Self { process: Started(child), name: name.to_owned() }),
             Err(error) if error.kind() == ErrorKind::NotFound => Err(format!(
                 "{name}: no such program; build NVIDIA's nccl-tests, and say where it is: --nccl-tests FILE"
             )),
@@ -74,15 +75,9 @@ impl Benchmark {
 
     /// Its output, once it has ended with success. It is killed when it prints nothing for `timeout`.
     fn lines(mut self, timeout: Duration) -> Result<Vec<String>> {
-        let errors = self.child.stderr.take();
-        let errors = thread::spawn(move || {
-            let mut text = String::new();
-            // What has come until it broke is still of use.
-            let _ = errors.map(|mut errors| errors.read_to_string(&mut text));
-            text
-        });
+        let errors = Text::of(self.process.0.stderr.take());
         let (sender, receiver) = mpsc::channel();
-        let out = self.child.stdout.take();
+        let out = self.process.0.stdout.take();
         thread::spawn(move || {
             let lines = out.into_iter().flat_map(|out| BufReader::new(out).lines());
             // The receiver is gone once the wait has timed out.
@@ -98,24 +93,17 @@ impl Benchmark {
                 }
             }
         }
-        let status = self.child.wait().map_err(|error| format!("{}: {error}", self.name))?;
+        let failed = |error: String| format!("{}: {error}", self.name);
+        let status = self.process.wait(timeout).map_err(failed)?;
         if status.success() {
             return Ok(output);
         }
-        let errors = errors.join().unwrap_or_default();
+        let errors = errors.finish(timeout).map_err(failed)?;
         let last = errors.lines().rev().chain(output.iter().rev().map(String::as_str));
         let last =
             last.map(str::trim).find(|line| !line.is_empty()).unwrap_or("it printed nothing");
         let gpu = if Path::new("/dev/nvidia0").exists() { "" } else { "; this machine has no GPU" };
         Err(format!("{}, {status}: {last}{gpu}", self.name))
-    }
-}
-
-impl Drop for Benchmark {
-    fn drop(&mut self) {
-        // One that has ended already is no error.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

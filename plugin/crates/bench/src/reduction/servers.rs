@@ -1,17 +1,18 @@
 //! Reduction servers as processes of their own, here or elsewhere, and what they note.
 
 use std::env;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::sync::mpsc;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Options;
 use super::hosts::Host;
 use crate::cli::options::host_and_port;
 use crate::error::Result;
+use crate::ranks::child::{Started, Text};
 
 /// How long a server may take to start, or to end.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -20,9 +21,9 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 pub(super) struct Servers(Vec<Running>);
 
 struct Running {
-    child: Child,
+    process: Started,
     address: String,
-    timeline: Option<JoinHandle<String>>,
+    timeline: Text,
 }
 
 impl Servers {
@@ -53,7 +54,7 @@ impl Servers {
         self.0.iter().map(|running| running.address.clone()).collect()
     }
 
-    /// Ends them; gives the lines that each timeline.
+    /// Ends them; gives the timeline of each.
     ///
     /// # Errors
     /// When one does not end.
@@ -92,19 +93,12 @@ fn launch(
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|error| fail(&error.to_string()))?;
-    let (out, errors) = (child.stdout.take(), child.stderr.take());
-    // Killed and waited for if this fails.
-    let mut running = Running { child, address: String::new(), timeline: None };
-    let (Some(mut out), Some(errors)) = (out, errors) else { return Err(fail("no output")) };
-    running.timeline = Some(thread::spawn(move || {
-        let mut text = String::new();
-        // What has come until the connection broke is still of use.
-        let _ = out.read_to_string(&mut text);
-        text
-    }));
+    let (timeline, errors) = (Text::of(child.stdout.take()), child.stderr.take());
+    let mut running = Running { process: Started(child), address: String::new(), timeline };
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
-        for line in BufReader::new(errors).lines().map_while(std::result::Result::ok) {
+        let lines = errors.into_iter().flat_map(|errors| BufReader::new(errors).lines());
+        for line in lines.map_while(std::result::Result::ok) {
             if line.starts_with("warning: ") {
                 eprintln!("server {index}: {line}");
             }
@@ -139,27 +133,11 @@ fn launch(
 }
 
 impl Running {
-    /// Has it end by itself; gives what it has timeline.
+    /// Has it end by itself; gives its timeline.
     fn end(&mut self) -> Result<String> {
         // It ends when its standard input does.
-        drop(self.child.stdin.take());
-        let fail = |why: &str| format!("ending the server at {}: {why}", self.address);
-        let deadline = Instant::now() + TIMEOUT;
-        while self.child.try_wait().map_err(|error| fail(&error.to_string()))?.is_none() {
-            if Instant::now() >= deadline {
-                return Err(fail("it still runs"));
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
-        let timeline = self.timeline.take().and_then(|timeline| timeline.join().ok());
-        timeline.ok_or_else(|| fail("what it timeline is lost"))
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // One that has ended already is no error.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        drop(self.process.0.stdin.take());
+        let ended = self.process.wait(TIMEOUT).and_then(|_| self.timeline.finish(TIMEOUT));
+        ended.map_err(|error| format!("ending the server at {}: {error}", self.address))
     }
 }

@@ -1,18 +1,22 @@
 //! A process of a soak, as its supervisor sees it: what it is told and says, and what it holds.
 
 use std::io::{self, BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::Sender;
 use std::thread;
+use std::time::Duration;
 
 use super::{Options, program};
 use crate::error::Result;
 use crate::plugin_host::process::Usage;
+use crate::ranks::child::Started;
 
 /// What a process may hold more at the end. The allocator keeps some free memory that it cannot give back.
 const MAX_RESIDENT_GROWTH_KIB: u64 = 16 << 10;
 /// Live allocations: tables of the plugin that grow with the number of connections keep their size.
 const MAX_ALLOCATED_GROWTH_KIB: u64 = 512;
+/// How long a process may take to end.
+const END_TIMEOUT: Duration = Duration::from_secs(60);
 /// The job's key, and a wrong one.
 const KEYS: [&str; 2] = [
     "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff",
@@ -30,7 +34,7 @@ pub(super) struct Event {
 /// A process with ends of connections.
 pub(super) struct Process {
     place: usize,
-    child: Child,
+    process: Started,
     input: ChildStdin,
     pub(super) life: u32,
     /// What it held when all connections were closed for the first time.
@@ -38,14 +42,6 @@ pub(super) struct Process {
     last: Option<Usage>,
     /// Whether it was told to report what it holds.
     pub(super) is_asked: bool,
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Process {
@@ -79,7 +75,15 @@ impl Process {
                 }
             }
         });
-        Ok(Self { place, child, input, life, baseline: None, last: None, is_asked: false })
+        Ok(Self {
+            place,
+            process: Started(child),
+            input,
+            life,
+            baseline: None,
+            last: None,
+            is_asked: false,
+        })
     }
 
     pub(super) fn tell(&mut self, line: &str) -> Result<()> {
@@ -133,7 +137,7 @@ impl Process {
     /// Ends it.
     pub(super) fn end(&mut self) -> Result<()> {
         self.tell("end")?;
-        let status = self.child.wait();
+        let status = self.process.wait(END_TIMEOUT);
         let status = status.map_err(|error| format!("process {}: {error}", self.place))?;
         if !status.success() {
             return Err(format!("process {} ended with {status}", self.place));
