@@ -175,9 +175,6 @@ pub(crate) struct Options {
     /// Number of threads of each rank that run the benchmark at the same time, each with its own tag
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64), value_name = "N")]
     threads: u16,
-    /// Base of allreduce_bcube
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=64), value_name = "N")]
-    base: u16,
     /// Elements of 16 bits (float16)
     #[arg(long)]
     halfprecision: bool,
@@ -198,12 +195,6 @@ pub(crate) struct Options {
     /// For Gloo's CUDA benchmarks, which are missing
     #[arg(long)]
     gpudirect: bool,
-    /// Show all errors that are found, not the first ones
-    #[arg(long)]
-    show_all_errors: bool,
-    /// Show times in nanoseconds
-    #[arg(long)]
-    nanos: bool,
     /// One line of JSON instead of the table
     #[arg(long)]
     json: bool,
@@ -509,7 +500,6 @@ impl Options {
         let call = Call::default().tag(tag);
         let details = Details {
             inputs: self.inputs.into(),
-            base: self.base.into(),
             messages: self.messages as usize,
             destinations: self.destinations.into(),
             tag,
@@ -661,7 +651,6 @@ impl<'a> Printer<'a> {
             errors: vec![],
         };
         let printer = Self { report, options, prints: group.rank() == 0 };
-        let unit = if options.nanos { "ns" } else { "us" };
         let mut text = format!(
             "# {} of {element}, {} ranks, {} {}, {} inputs, {} threads\n",
             printer.report.benchmark,
@@ -677,10 +666,10 @@ impl<'a> Printer<'a> {
             "{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}{:>18}{:>12}",
             "size (B)",
             "elements",
-            format!("min ({unit})"),
-            format!("p50 ({unit})"),
-            format!("p99 ({unit})"),
-            format!("max ({unit})"),
+            "min (us)",
+            "p50 (us)",
+            "p99 (us)",
+            "max (us)",
             "bandwidth (GB/s)",
             "iterations"
         );
@@ -699,24 +688,20 @@ impl<'a> Printer<'a> {
     fn row(&mut self, samples: &[Duration], elements: usize, errors: Vec<String>) -> Result<()> {
         let (_, bytes) = self.options.element();
         let row = Row::new(samples, elements, bytes);
-        let scaled = |us: f64| {
-            if self.options.nanos { format!("{:.0}", us * 1e3) } else { format!("{us:.1}") }
-        };
         self.say(&format!(
-            "{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}{:>18.3}{:>12}\n",
+            "{:>12}{:>12}{:>12.1}{:>12.1}{:>12.1}{:>12.1}{:>18.3}{:>12}\n",
             row.bytes,
             row.elements,
-            scaled(row.min_us),
-            scaled(row.p50_us),
-            scaled(row.p99_us),
-            scaled(row.max_us),
+            row.min_us,
+            row.p50_us,
+            row.p99_us,
+            row.max_us,
             row.bandwidth_gbps,
             row.iterations
         ))?;
-        let shown = if self.options.show_all_errors { errors.len() } else { MAX_ERRORS };
-        let left = errors.len().saturating_sub(shown);
+        let left = errors.len().saturating_sub(MAX_ERRORS);
         self.report.rows.push(row);
-        self.report.errors.extend(errors.into_iter().take(shown));
+        self.report.errors.extend(errors.into_iter().take(MAX_ERRORS));
         if left > 0 {
             self.report.errors.push(format!("{elements} elements: {left} more"));
         }

@@ -23,21 +23,16 @@ pub(crate) struct Options {
     /// Number of nodes, each with one rank
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(2..))]
     nodes: u16,
-    /// Measured bandwidth of a node in each direction, Mb/s: EVENKEEL_TUNER_BANDWIDTH
+    /// Bandwidth of a node and of a server in each direction, and the speed that devices report to NCCL, Mb/s:
+    /// EVENKEEL_TUNER_BANDWIDTH
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     bandwidth: u32,
     /// Measured time of a small message, half a round trip, microseconds: EVENKEEL_TUNER_LATENCY
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     latency: u32,
-    /// Speed that the devices report, Mb/s, by which NCCL chooses [default: that of --bandwidth]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
-    speed: Option<u32>,
     /// Number of reduction servers
     #[arg(long, default_value_t = 0)]
     servers: u16,
-    /// Bandwidth of a reduction server, Mb/s [default: that of --bandwidth]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
-    server_bandwidth: Option<u32>,
     /// Print the page of the documentation
     #[arg(long)]
     markdown: bool,
@@ -131,10 +126,8 @@ fn bytes_of(megabits: u32) -> f64 {
 
 fn plain(options: &Options) -> Result<String> {
     let bandwidth = bytes_of(options.bandwidth);
-    let servers = (options.servers > 0).then(|| Servers {
-        count: options.servers.into(),
-        bandwidth: options.server_bandwidth.map_or(bandwidth, bytes_of),
-    });
+    let count = usize::from(options.servers);
+    let servers = (count > 0).then_some(Servers { count, bandwidth });
     let nodes = usize::from(options.nodes);
     let network = Network {
         nodes,
@@ -143,8 +136,7 @@ fn plain(options: &Options) -> Result<String> {
         latency: f64::from(options.latency) * 1e-6,
         servers,
     };
-    let speed = bytes_of(options.speed.unwrap_or(options.bandwidth)) / 1e9;
-    let case = Case { network, speed };
+    let case = Case { network, speed: bandwidth / 1e9 };
     let mut text = format!(
         "{:>8}  {:<14} {:>9}  {:<14} {:>9}  {:>9}\n",
         "size", "NCCL", "estimate", "Evenkeel", "estimate", "chunk"
