@@ -119,12 +119,12 @@ impl Connection {
         }
     }
 
-    /// Sends a message within the deadline.
-    fn send(&mut self, message: &Message, deadline: Instant) -> Result<()> {
+    /// Sends a message within the time.
+    fn send(&mut self, message: &Message, timeout: Duration) -> Result<()> {
+        let deadline = Instant::now() + timeout;
         let body = serde_json::to_vec(message).map_err(|error| format!("a message: {error}"))?;
         let length = u32::try_from(body.len()).map_err(|_| "a message is too long".to_owned())?;
-        let mut bytes = length.to_be_bytes().to_vec();
-        bytes.extend_from_slice(&body);
+        let bytes = [&length.to_be_bytes(), &body[..]].concat();
         let mut rest = &bytes[..];
         while !rest.is_empty() {
             match self.stream.write(rest) {
@@ -135,32 +135,32 @@ impl Connection {
                     if left.is_zero() {
                         return Err("it does not read what was sent to it".to_owned());
                     }
-                    wait(&[&*self], PollFlags::OUT, None, left);
+                    wait([PollFd::new(&self.stream, PollFlags::OUT)], left);
                 }
                 Err(error) => return Err(error.to_string()),
             }
         }
         Ok(())
     }
+
+    /// What to wait for until more arrives; nothing after its end.
+    fn readable(&self) -> Option<PollFd<'_>> {
+        (!self.ended).then(|| PollFd::new(&self.stream, PollFlags::IN))
+    }
+
+    /// What the other end said of a failure.
+    fn failure(&self) -> Option<&Message> {
+        let is_failure =
+            |message: &&Message| matches!(message, Message::Failed(_) | Message::Verdict(_));
+        self.messages.iter().find(is_failure)
+    }
 }
 
-/// Waits until a connection, or the listener, is ready, or the time has passed.
-fn wait(
-    connections: &[&Connection],
-    flags: PollFlags,
-    listener: Option<&TcpListener>,
-    time: Duration,
-) {
-    let mut waited: Vec<_> = connections
-        .iter()
-        .filter(|connection| !connection.ended)
-        .map(|connection| PollFd::new(&connection.stream, flags))
-        .chain(listener.map(|listener| PollFd::new(listener, PollFlags::IN)))
-        .collect();
-    // Short enough for the callers to check their other conditions.
-    let time = Timespec::try_from(time.min(Duration::from_millis(100))).unwrap_or_default();
+/// Waits until one of these is ready, or the time has passed.
+fn wait<'a>(ready: impl IntoIterator<Item = PollFd<'a>>, time: Duration) {
+    let mut ready: Vec<_> = ready.into_iter().collect();
     // An interrupted or failed wait is a short one: the callers check again and have deadlines.
-    let _ = poll(&mut waited, Some(&time));
+    let _ = poll(&mut ready, Some(&Timespec::try_from(time).unwrap_or_default()));
 }
 
 /// The ranks of a run, joined.
@@ -207,20 +207,15 @@ impl World {
         mine: &T,
     ) -> Result<Vec<T>> {
         let value = serde_json::to_value(mine).map_err(|error| error.to_string())?;
-        let deadline = Instant::now() + self.timeout;
         let all = if self.rank == 0 {
-            self.gather(value, deadline)?
+            self.gather(value)?
         } else {
-            self.connections[0]
-                .send(&Message::Contribution(value), deadline)
-                .map_err(|error| format!("cannot send to {}: {error}", self.describe(0)))?;
-            self.wait_for_all(deadline)?
+            self.send_to_all(&Message::Contribution(value))?;
+            self.wait_for_all()?
         };
-        all.into_iter()
-            .map(|value| {
-                serde_json::from_value(value).map_err(|error| format!("a rank sent {error}"))
-            })
-            .collect()
+        let read =
+            |value| serde_json::from_value(value).map_err(|error| format!("a rank sent {error}"));
+        all.into_iter().map(read).collect()
     }
 
     /// Waits until all ranks are here.
@@ -239,73 +234,92 @@ impl World {
     /// [`check`](Self::check) of what was received before.
     fn check_received(&self) -> Result<()> {
         for (at, connection) in self.connections.iter().enumerate() {
-            let rank = if self.rank == 0 { at + 1 } else { 0 };
-            if let Some(said) = connection.messages.iter().find_map(|message| match message {
-                Message::Failed(text) => Some(format!("{}: {text}", self.describe(rank))),
-                Message::Verdict(text) => Some(text.clone()),
-                _ => None,
-            }) {
-                return Err(said);
-            }
-            if connection.ended {
-                return Err(self.lost_rank(rank));
+            match connection.failure() {
+                Some(Message::Failed(text)) => {
+                    return Err(format!("{}: {text}", self.describe(self.peer(at))));
+                }
+                Some(Message::Verdict(text)) => return Err(text.clone()),
+                _ if connection.ended => return Err(self.lost_rank(self.peer(at))),
+                _ => {}
             }
         }
         Ok(())
+    }
+
+    /// The rank at the other end of a connection.
+    fn peer(&self, connection: usize) -> usize {
+        if self.rank == 0 { connection + 1 } else { 0 }
     }
 
     fn lost_rank(&self, rank: usize) -> String {
         format!("{} is gone: its process or its machine has ended", self.describe(rank))
     }
 
-    fn gather(&mut self, mine: Value, deadline: Instant) -> Result<Vec<Value>> {
-        let mut shared: Vec<Option<Value>> = vec![None; self.connections.len()];
+    /// Receives until something is found; nothing after the timeout.
+    fn receive_until<T>(
+        &mut self,
+        timeout: Duration,
+        mut find: impl FnMut(&mut Self) -> Option<T>,
+    ) -> Option<T> {
+        let deadline = Instant::now() + timeout;
         loop {
-            self.check()?;
-            for (config, connection) in shared.iter_mut().zip(&mut self.connections) {
-                if config.is_none()
+            self.connections.iter_mut().for_each(Connection::receive);
+            if let Some(found) = find(self) {
+                return Some(found);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            wait(self.connections.iter().filter_map(Connection::readable), left);
+        }
+    }
+
+    fn send_to_all(&mut self, message: &Message) -> Result<()> {
+        for at in 0..self.connections.len() {
+            if let Err(error) = self.connections[at].send(message, self.timeout) {
+                return Err(format!("cannot send to {}: {error}", self.describe(self.peer(at))));
+            }
+        }
+        Ok(())
+    }
+
+    fn gather(&mut self, mine: Value) -> Result<Vec<Value>> {
+        let mut shared: Vec<Option<Value>> = vec![None; self.connections.len()];
+        let gathered = self.receive_until(self.timeout, |world| {
+            if let Err(seen) = world.check_received() {
+                return Some(Err(seen));
+            }
+            for (place, connection) in shared.iter_mut().zip(&mut world.connections) {
+                if place.is_none()
                     && let Some(Message::Contribution(value)) = connection.messages.pop_front()
                 {
-                    *config = Some(value);
+                    *place = Some(value);
                 }
             }
-            if shared.iter().all(Option::is_some) {
-                break;
-            }
-            if Instant::now() >= deadline {
-                let silent = shared.iter().enumerate().filter(|(_, value)| value.is_none());
-                let silent: Vec<_> = silent.map(|(at, _)| self.describe(at + 1)).collect();
-                return Err(format!("nothing from {} for {:?}", silent.join(", "), self.timeout));
-            }
-            let connections: Vec<_> = self.connections.iter().collect();
-            wait(&connections, PollFlags::IN, None, deadline - Instant::now());
-        }
+            shared.iter().all(Option::is_some).then_some(Ok(()))
+        });
+        gathered.unwrap_or_else(|| {
+            let silent = shared.iter().enumerate().filter(|(_, value)| value.is_none());
+            let silent: Vec<_> = silent.map(|(at, _)| self.describe(at + 1)).collect();
+            Err(format!("nothing from {} for {:?}", silent.join(", "), self.timeout))
+        })?;
         let all: Vec<_> = std::iter::once(mine).chain(shared.into_iter().flatten()).collect();
-        let message = Message::All(all);
-        for at in 0..self.connections.len() {
-            if let Err(error) = self.connections[at].send(&message, deadline) {
-                return Err(format!("cannot send to {}: {error}", self.describe(at + 1)));
-            }
-        }
-        let Message::All(all) = message else { return Err("a message changed".to_owned()) };
+        self.send_to_all(&Message::All(all.clone()))?;
         Ok(all)
     }
 
-    fn wait_for_all(&mut self, deadline: Instant) -> Result<Vec<Value>> {
-        loop {
-            self.connections[0].receive();
-            if let Some(Message::All(_)) = self.connections[0].messages.front()
-                && let Some(Message::All(all)) = self.connections[0].messages.pop_front()
-            {
-                return Ok(all);
+    fn wait_for_all(&mut self) -> Result<Vec<Value>> {
+        let received = self.receive_until(self.timeout, |world| {
+            let messages = &mut world.connections[0].messages;
+            // First: rank 0 leaves after the last values, and its end may arrive with them.
+            match messages.pop_front_if(|message| matches!(message, Message::All(_))) {
+                Some(Message::All(all)) => Some(Ok(all)),
+                _ => world.check_received().err().map(Err),
             }
-            // Receiving again could bring the values and the end of rank 0, which leaves after the last ones.
-            self.check_received()?;
-            if Instant::now() >= deadline {
-                return Err(format!("nothing from {} for {:?}", self.describe(0), self.timeout));
-            }
-            wait(&[&self.connections[0]], PollFlags::IN, None, deadline - Instant::now());
-        }
+        });
+        let silent = || Err(format!("nothing from {} for {:?}", self.describe(0), self.timeout));
+        received.unwrap_or_else(silent)
     }
 
     /// Ends the run. Gives the exit status: success if no rank counted a wrong element.
@@ -331,61 +345,29 @@ impl World {
     }
 
     fn decide_verdict(&mut self, seen: String) -> String {
-        let deadline = Instant::now() + VERDICT_GRACE;
-        let mut verdict = seen;
-        loop {
-            for connection in &mut self.connections {
-                connection.receive();
-            }
-            // The rank that closed without a report is the cause; ranks that reported only noticed it.
-            let silent = |connection: &Connection| {
-                connection.ended
-                    && !connection
-                        .messages
-                        .iter()
-                        .any(|message| matches!(message, Message::Failed(_)))
-            };
-            if let Some(at) = self.connections.iter().position(silent) {
-                verdict = self.lost_rank(at + 1);
-                break;
-            }
-            if Instant::now() >= deadline || self.connections.is_empty() {
-                break;
-            }
-            let connections: Vec<_> = self.connections.iter().collect();
-            wait(&connections, PollFlags::IN, None, deadline - Instant::now());
-        }
+        // The rank that closed without a report is the cause; ranks that reported only noticed it.
+        let silent = |connection: &Connection| connection.ended && connection.failure().is_none();
+        let grace = if self.connections.is_empty() { Duration::ZERO } else { VERDICT_GRACE };
+        let lost = self.receive_until(grace, |world| world.connections.iter().position(silent));
+        let verdict = lost.map_or(seen, |at| self.lost_rank(at + 1));
         let message = Message::Verdict(verdict.clone());
         for connection in &mut self.connections {
             // Ranks that do not get the verdict see this connection close.
-            let _ = connection.send(&message, Instant::now() + HELLO_TIMEOUT);
+            let _ = connection.send(&message, HELLO_TIMEOUT);
             let _ = connection.stream.shutdown(Shutdown::Write);
         }
         verdict
     }
 
     fn report_failure(&mut self, seen: String) -> String {
-        let deadline = Instant::now() + VERDICT_TIMEOUT;
         // If rank 0 is lost this fails, and the end of its connection says so below.
-        let _ = self.connections[0].send(&Message::Failed(seen.clone()), deadline);
-        loop {
-            let connection = &mut self.connections[0];
-            connection.receive();
-            let verdict = connection.messages.iter().find_map(|message| match message {
-                Message::Verdict(text) => Some(text.clone()),
-                _ => None,
+        let _ = self.connections[0].send(&Message::Failed(seen.clone()), VERDICT_TIMEOUT);
+        let verdict =
+            self.receive_until(VERDICT_TIMEOUT, |world| match world.connections[0].failure() {
+                Some(Message::Verdict(text)) => Some(text.clone()),
+                _ => world.connections[0].ended.then(|| world.lost_rank(0)),
             });
-            if let Some(verdict) = verdict {
-                return verdict;
-            }
-            if connection.ended {
-                return self.lost_rank(0);
-            }
-            if Instant::now() >= deadline {
-                return seen;
-            }
-            wait(&[&self.connections[0]], PollFlags::IN, None, deadline - Instant::now());
-        }
+        verdict.unwrap_or(seen)
     }
 }
 
@@ -416,17 +398,7 @@ fn accept_ranks(config: RankConfig) -> Result<World> {
     let mut found: Vec<Option<(Connection, RankInfo)>> =
         (1..config.world_size).map(|_| None).collect();
     let mut pending: Vec<(Connection, SocketAddr, Instant)> = vec![];
-    while found.iter().any(Option::is_none) {
-        if Instant::now() >= deadline {
-            let missing = found.iter().enumerate().filter(|(_, connection)| connection.is_none());
-            let missing: Vec<_> = missing.map(|(at, _)| (at + 1).to_string()).collect();
-            return Err(format!(
-                "rank {} did not join within {:?}: is its process running, and can it reach port {} here?",
-                missing.join(", "),
-                config.timeout,
-                listener.local_addr().map_or(config.port, |address| address.port()),
-            ));
-        }
+    loop {
         while let Ok((stream, from)) = listener.accept() {
             if pending.len() < MAX_PENDING
                 && let Ok(connection) = Connection::new(stream)
@@ -441,17 +413,6 @@ fn accept_ranks(config: RankConfig) -> Result<World> {
                 pending.push(waiting);
             }
         }
-        let connections: Vec<_> = pending
-            .iter()
-            .map(|(connection, ..)| connection)
-            .chain(found.iter().flatten().map(|(connection, _)| connection))
-            .collect();
-        wait(
-            &connections,
-            PollFlags::IN,
-            Some(&listener),
-            deadline.saturating_duration_since(Instant::now()),
-        );
         for (at, config) in found.iter_mut().enumerate() {
             // A rank that leaves before all have joined may join again, as a restarted pod does.
             if let Some((connection, member)) = config {
@@ -462,6 +423,27 @@ fn accept_ranks(config: RankConfig) -> Result<World> {
                 }
             }
         }
+        let missing = found.iter().enumerate().filter(|(_, connection)| connection.is_none());
+        let missing: Vec<_> = missing.map(|(at, _)| (at + 1).to_string()).collect();
+        if missing.is_empty() {
+            break;
+        }
+        if Instant::now() >= deadline {
+            return Err(format!(
+                "rank {} did not join within {:?}: is its process running, and can it reach port {} here?",
+                missing.join(", "),
+                config.timeout,
+                listener.local_addr().map_or(config.port, |address| address.port()),
+            ));
+        }
+        let waiting = pending.iter().map(|(connection, ..)| connection);
+        let waiting = waiting.chain(found.iter().flatten().map(|(connection, _)| connection));
+        let ready = waiting.filter_map(Connection::readable);
+        let next = pending.iter().map(|(.., until)| *until).fold(deadline, Instant::min);
+        wait(
+            ready.chain([PollFd::new(&listener, PollFlags::IN)]),
+            next.saturating_duration_since(Instant::now()),
+        );
     }
     let (connections, others): (Vec<_>, Vec<_>) = found.into_iter().flatten().unzip();
     let own = connections.first().and_then(|connection| connection.stream.local_addr().ok());
@@ -469,13 +451,10 @@ fn accept_ranks(config: RankConfig) -> Result<World> {
     let mut ranks = vec![RankInfo { host: hostname(), address }];
     ranks.extend(others);
     let mut world = World { rank: 0, ranks, timeout: config.timeout, connections };
-    let message = Message::Ranks(world.ranks.clone());
-    for at in 0..world.connections.len() {
-        if let Err(error) = world.connections[at].send(&message, deadline) {
-            return Err(world.fail(format!("cannot send to a rank that just joined: {error}")));
-        }
+    match world.send_to_all(&Message::Ranks(world.ranks.clone())) {
+        Ok(()) => Ok(world),
+        Err(seen) => Err(world.fail(seen)),
     }
-    Ok(world)
 }
 
 fn canonical(address: IpAddr) -> String {
@@ -522,8 +501,7 @@ fn take_hello(
     };
     match refusal {
         Some(refusal) => {
-            let _ =
-                connection.send(&Message::Verdict(refusal.clone()), Instant::now() + HELLO_TIMEOUT);
+            let _ = connection.send(&Message::Verdict(refusal.clone()), HELLO_TIMEOUT);
             eprintln!("refused {address}: {refusal}");
         }
         None => eprintln!("dropped a connection from {address}: it is not a rank of this run"),
@@ -572,37 +550,29 @@ fn try_join(config: &RankConfig, deadline: Instant) -> std::result::Result<World
         world_size: config.world_size,
         host: hostname(),
     };
-    connection.send(&hello, deadline).map_err(JoinError::Retry)?;
-    loop {
-        connection.receive();
+    let left = deadline.saturating_duration_since(Instant::now());
+    connection.send(&hello, left).map_err(JoinError::Retry)?;
+    let (rank, timeout) = (config.rank, config.timeout);
+    let mut world = World { rank, ranks: vec![], timeout, connections: vec![connection] };
+    let received = world.receive_until(left, |world| {
+        let connection = &mut world.connections[0];
+        let retry = |why: &str| Some(Err(JoinError::Retry(why.to_owned())));
         match connection.messages.pop_front() {
-            Some(Message::Ranks(ranks)) if ranks.len() == config.world_size => {
-                let (rank, timeout) = (config.rank, config.timeout);
-                return Ok(World { rank, ranks, timeout, connections: vec![connection] });
-            }
-            Some(Message::Verdict(why)) => return Err(JoinError::Refused(why)),
-            Some(_) => {
-                return Err(JoinError::Retry(
-                    "the process that listens there is not rank 0".to_owned(),
-                ));
-            }
-            None if connection.ended => {
-                return Err(JoinError::Retry("it closed the connection".to_owned()));
-            }
-            None if Instant::now() >= deadline => {
-                return Err(JoinError::Refused(format!(
-                    "rank 0 was reached, but not all {} ranks have joined after {:?}",
-                    config.world_size, config.timeout
-                )));
-            }
-            None => wait(
-                &[&connection],
-                PollFlags::IN,
-                None,
-                deadline.saturating_duration_since(Instant::now()),
-            ),
+            Some(Message::Ranks(ranks)) if ranks.len() == config.world_size => Some(Ok(ranks)),
+            Some(Message::Verdict(why)) => Some(Err(JoinError::Refused(why))),
+            Some(_) => retry("the process that listens there is not rank 0"),
+            None if connection.ended => retry("it closed the connection"),
+            None => None,
         }
-    }
+    });
+    let late = || {
+        Err(JoinError::Refused(format!(
+            "rank 0 was reached, but not all {} ranks have joined after {timeout:?}",
+            config.world_size
+        )))
+    };
+    world.ranks = received.unwrap_or_else(late)?;
+    Ok(world)
 }
 
 #[cfg(test)]
