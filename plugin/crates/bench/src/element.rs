@@ -2,6 +2,8 @@
 
 use clap::ValueEnum;
 
+use crate::cli;
+
 /// A type of element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "lower")]
@@ -41,12 +43,8 @@ impl Type {
     }
 
     /// As nccl-tests writes it.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Float32 => "float",
-            Self::Float64 => "double",
-            Self::Int32 => "int32",
-        }
+    pub(crate) fn name(self) -> String {
+        cli::name(&self)
     }
 
     /// `into[i] = op(own[i], other[i])`; all three hold the same number of elements.
@@ -103,12 +101,8 @@ impl Op {
     }
 
     /// As nccl-tests writes it.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Sum => "sum",
-            Self::Min => "min",
-            Self::Max => "max",
-        }
+    pub(crate) fn name(self) -> String {
+        cli::name(&self)
     }
 }
 

@@ -4,8 +4,10 @@ mod allreduce;
 mod cli;
 mod collective;
 mod compute;
+mod counters;
 mod element;
 mod error;
+mod links;
 mod net;
 mod output;
 mod plain_sockets;
@@ -16,6 +18,7 @@ mod scale;
 mod settings;
 mod soak;
 mod tuner;
+mod workload;
 
 use std::io::{self, Write};
 use std::process::ExitCode;

@@ -2,25 +2,23 @@
 //! them: several connections, several requests in flight on each, only the oldest tested.
 
 use std::collections::VecDeque;
-use std::io::{self, Write};
-use std::ops::Range;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Args;
-use evenkeel_nccl_abi::HANDLE_SIZE;
-use rustix::time::{ClockId, clock_gettime};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::cli::options::{NetworkOptions, RankOptions};
+use crate::cli::options::RankOptions;
 use crate::cli::size::{Size, sweep};
+use crate::counters::cpu_seconds;
 use crate::error::Result;
-use crate::output::report::Network;
-use crate::plain_sockets::{PlainConnection, PlainOptions, PlainRequest};
-use crate::plugin_host::{self, Connecting, Listener, Plugin, Receiver, Region, Sender, log};
+use crate::links::{Link, LinkOptions, Request, complete};
+use crate::output::record::{Network, Output, OutputOptions};
+use crate::output::statistics::quantile;
+use crate::plugin_host::Region;
 use crate::ranks::bootstrap::World;
-use crate::ranks::spawn;
-use crate::ranks::wait::{Driver, Wait};
+use crate::ranks::wait::Driver;
+use crate::workload::{self, Workload};
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
@@ -80,15 +78,12 @@ pub(crate) struct Options {
     /// One message at a time, there and back
     #[arg(long, conflicts_with_all = ["connections", "depth", "both_ways"])]
     ping_pong: bool,
-    /// Print one JSON object instead of the table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputOptions,
     #[command(flatten)]
     ranks: RankOptions,
     #[command(flatten)]
-    network: NetworkOptions,
-    #[command(flatten)]
-    plain: PlainOptions,
+    links: LinkOptions,
 }
 
 impl Options {
@@ -107,31 +102,11 @@ impl Options {
 /// Runs one of the two ranks, or starts both.
 ///
 /// # Errors
-/// One line: what went wrong, and which rank is the cause where that is known.
+/// As [`workload::run`], or which option makes no sense.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    options.network.settle()?;
-    let sizes = sweep(options.begin, options.end, options.factor)?;
-    if let Some(ranks) = options.ranks.spawn.filter(|ranks| *ranks != 2) {
-        return Err(format!("--spawn {ranks}: net runs between two ranks"));
-    }
-    if options.ranks.spawn.is_some() || options.ranks.rank.is_none() {
-        return spawn::spawn(2);
-    }
-    let config = options.ranks.rank_config()?;
-    if config.world_size != 2 {
-        return Err(format!("a world size of {}: net runs between two ranks", config.world_size));
-    }
-    let mut world = World::join(config)?;
-    match measure(options, &sizes, &mut world) {
-        Ok(0) => Ok(ExitCode::SUCCESS),
-        Ok(wrong) => {
-            if world.rank() == 0 {
-                eprintln!("error: {wrong} messages arrived with wrong content");
-            }
-            Ok(ExitCode::FAILURE)
-        }
-        Err(seen) => Err(world.fail(seen)),
-    }
+    options.links.network.settle()?;
+    options.sizes()?;
+    workload::run(options, &options.ranks)
 }
 
 #[derive(Debug, Serialize)]
@@ -148,6 +123,9 @@ struct Row {
     receive_cpu: f64,
     /// Messages with wrong content.
     wrong: u64,
+    /// Times of messages at rank 1.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    samples_us: Vec<f64>,
 }
 
 #[derive(Serialize)]
@@ -158,217 +136,108 @@ struct Report {
     both_ways: bool,
     ping_pong: bool,
     rows: Vec<Row>,
+    wrong: u64,
 }
 
 /// The ranks' parts.
 const RECEIVES: usize = 0;
 const SENDS: usize = 1;
 
-fn measure(options: &Options, sizes: &[u64], world: &mut World) -> Result<u64> {
-    let most = sizes.iter().max().map_or(0, |size| *size as usize);
-    let receivers: &[usize] =
-        if options.ping_pong || options.both_ways { &[RECEIVES, SENDS] } else { &[RECEIVES] };
-    let mut connections = vec![];
-    let network = match options.plain.plain_sockets {
-        Some(_) => {
-            for receiver in receivers {
-                connections.extend(connect_plain(options, world, most, *receiver)?);
-            }
-            options.plain.network()
-        }
-        None => {
-            let (plugin, mut network) = options.network.open()?;
-            world.all_gather(&network.name)?;
-            for receiver in receivers {
-                connections.extend(connect(options, &plugin, world, most, *receiver)?);
-            }
-            network.transport = log::transport();
-            network
-        }
-    };
-    let output = |error: io::Error| format!("cannot write the results: {error}");
-    let print = world.rank() == 0;
-    if print && !options.json {
-        heading(options, &network).map_err(output)?;
+impl Workload for Options {
+    const NAME: &'static str = "net";
+    const RANKS: Option<usize> = Some(2);
+    const WRONG: &'static str = "messages arrived with wrong content";
+    type Ranks = World;
+
+    fn output(&self) -> &OutputOptions {
+        &self.output
     }
-    let mut rows = vec![];
-    for size in sizes {
-        let size = usize::try_from(*size).map_err(|_| format!("{size} bytes are too many"))?;
-        let mut run = Run { options, world, connections: &mut connections, size };
-        let row = if options.ping_pong { run.round_trips() } else { run.row() }?;
-        if print && !options.json {
-            line(&row).map_err(output)?;
+
+    fn measure(&self, world: &mut World, output: &Output) -> Result<u64> {
+        let sizes = self.sizes()?;
+        let fabric = self.links.open()?;
+        let receivers: &[usize] =
+            if self.ping_pong || self.both_ways { &[RECEIVES, SENDS] } else { &[RECEIVES] };
+        let most = sizes.iter().max().map_or(0, |size| *size as usize);
+        let bytes = most.checked_mul(self.depth as usize).ok_or("the buffers are too large")?;
+        let (count, mut connections) = (self.connections as usize, vec![]);
+        for receiver in receivers {
+            for link in fabric.connect(count, *receiver, world)?.0 {
+                let buffer = Region::new(bytes)?;
+                link.register(&buffer)?;
+                connections.push(Connection { link, buffer });
+            }
         }
-        rows.push(row);
-    }
-    world.barrier()?;
-    let wrong = rows.iter().map(|row| row.wrong).sum();
-    if print && options.json {
-        let Options { connections, depth, both_ways, ping_pong, .. } = *options;
+        let network = fabric.network();
+        output.text(&self.heading(&network))?;
+        let mut rows = vec![];
+        for size in sizes {
+            let size = usize::try_from(size).map_err(|_| format!("{size} bytes are too many"))?;
+            let mut run = Run { options: self, world, connections: &mut connections, size };
+            let row = run.row()?;
+            output.text(&row.line())?;
+            rows.push(row);
+        }
+        let Self { connections, depth, both_ways, ping_pong, .. } = *self;
         let depth = if ping_pong { 1 } else { depth };
-        let report = Report { network, connections, depth, both_ways, ping_pong, rows };
-        let mut out = io::stdout().lock();
-        serde_json::to_writer(&mut out, &report).map_err(|error| error.to_string())?;
-        writeln!(out).map_err(output)?;
+        let wrong = rows.iter().map(|row| row.wrong).sum();
+        let report = Report { network, connections, depth, both_ways, ping_pong, rows, wrong };
+        output.finish(world, &report)?;
+        Ok(wrong)
     }
-    Ok(wrong)
 }
 
-fn heading(options: &Options, network: &Network) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    let Network { name, version, library, sha256, device, speed_mbps, transport, .. } = network;
-    if options.plain.plain_sockets.is_some() {
-        writeln!(out, "# Network: {name}")?;
-    } else {
-        writeln!(out, "# Network: {name} (ncclNet v{version}), {library}, sha256 {sha256}")?;
-        let over = transport.as_deref().map_or_else(String::new, |name| format!(", over {name}"));
-        writeln!(out, "# Device: {device}, {} Gbit/s{over}", *speed_mbps as f64 / 1e3)?;
+impl Options {
+    fn sizes(&self) -> Result<Vec<u64>> {
+        sweep(self.begin, self.end, self.factor)
     }
-    if options.ping_pong {
-        writeln!(out, "# One message at a time, there and back")?;
-    } else {
-        let Options { connections, depth, .. } = options;
-        let each = if options.both_ways { " in each direction" } else { "" };
-        writeln!(out, "# Connections: {connections}{each}, requests in flight on each: {depth}")?;
-    }
-    writeln!(
-        out,
-        "#{:>11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>7}",
-        "size", "time", "bandwidth", "p50", "p99", "CPU", "#wrong"
-    )?;
-    writeln!(
-        out,
-        "#{:>11} {:>11} {:>11} {:>11} {:>11} {:>11}",
-        "(B)", "(us)", "(GB/s)", "(us)", "(us)", "(s/GB)"
-    )?;
-    out.flush()
-}
 
-fn line(row: &Row) -> io::Result<()> {
-    let Row { size, time_us, bandwidth, p50_us, p99_us, send_cpu, receive_cpu, wrong } = row;
-    let cpu = send_cpu + receive_cpu;
-    let mut out = io::stdout().lock();
-    writeln!(
-        out,
-        "{size:>12} {time_us:>11.2} {bandwidth:>11.3} {p50_us:>11.2} {p99_us:>11.2} {cpu:>11.3} {wrong:>7}"
-    )?;
-    out.flush()
-}
-
-enum End {
-    Sender(Sender),
-    Receiver(Receiver),
-    Plain(PlainConnection),
-}
-
-impl End {
-    fn receives(&self) -> bool {
-        match self {
-            Self::Sender(_) => false,
-            Self::Receiver(_) => true,
-            Self::Plain(plain) => !plain.sends(),
+    /// What is above the table.
+    fn heading(&self, network: &Network) -> String {
+        let mut text = network.line();
+        let Network { version, device, speed_mbps, transport, .. } = network;
+        // Plain sockets have no device.
+        if *version > 0 {
+            let over = transport.as_deref().map(|name| format!(", over {name}"));
+            let (over, gbps) = (over.unwrap_or_default(), *speed_mbps as f64 / 1e3);
+            text += &format!("# Device: {device}, {gbps} Gbit/s{over}\n");
         }
+        let Self { connections, depth, .. } = self;
+        let each = if self.both_ways { " in each direction" } else { "" };
+        text += &match self.ping_pong {
+            true => "# One message at a time, there and back\n".to_owned(),
+            false => {
+                format!("# Connections: {connections}{each}, requests in flight on each: {depth}\n")
+            }
+        };
+        for titles in [
+            ["size", "time", "bandwidth", "p50", "p99", "CPU", "#wrong"],
+            ["(B)", "(us)", "(GB/s)", "(us)", "(us)", "(s/GB)", ""],
+        ] {
+            let [first, middle @ .., last] = titles;
+            let middle: String = middle.iter().map(|title| format!(" {title:>11}")).collect();
+            text += format!("#{first:>11}{middle}{last:>8}").trim_end();
+            text.push('\n');
+        }
+        text
     }
 }
 
-enum Request {
-    Plugin(plugin_host::Request),
-    Plain(PlainRequest),
+impl Row {
+    /// Its line of the table.
+    fn line(&self) -> String {
+        let Self { size, time_us, bandwidth, p50_us, p99_us, wrong, .. } = self;
+        let cpu = self.send_cpu + self.receive_cpu;
+        format!(
+            "{size:>12} {time_us:>11.2} {bandwidth:>11.3} {p50_us:>11.2} {p99_us:>11.2} {cpu:>11.3} {wrong:>7}\n"
+        )
+    }
 }
 
 /// One connection and the buffers of its requests in flight, one after the other.
 struct Connection {
-    end: End,
+    link: Link,
     buffer: Region,
-}
-
-impl Connection {
-    /// Begins to move a message; nothing if there is no room for it now.
-    fn post(&mut self, part: Range<usize>) -> Result<Option<Request>> {
-        Ok(match &mut self.end {
-            End::Sender(sender) => sender.isend(&self.buffer, part)?.map(Request::Plugin),
-            End::Receiver(receiver) => receiver.irecv(&self.buffer, part)?.map(Request::Plugin),
-            End::Plain(plain) => plain.post(part).map(Request::Plain),
-        })
-    }
-
-    /// The length of the message, once it is moved.
-    fn test(&mut self, request: &mut Request) -> Result<Option<usize>> {
-        match (request, &mut self.end) {
-            (Request::Plugin(request), _) => request.test(),
-            (Request::Plain(request), End::Plain(plain)) => plain.test(request, &self.buffer),
-            (Request::Plain(_), _) => Err("a request of another connection".to_owned()),
-        }
-    }
-}
-
-fn connect_plain(
-    options: &Options,
-    world: &mut World,
-    most: usize,
-    receiver: usize,
-) -> Result<Vec<Connection>> {
-    let ends = options.plain.connect(world, options.connections as usize, receiver)?;
-    let size = most.checked_mul(options.depth as usize).ok_or("the buffers are too large")?;
-    ends.into_iter()
-        .map(|end| Ok(Connection { end: End::Plain(end), buffer: Region::new(size)? }))
-        .collect()
-}
-
-fn connect(
-    options: &Options,
-    plugin: &Plugin,
-    world: &mut World,
-    most: usize,
-    receiver: usize,
-) -> Result<Vec<Connection>> {
-    let count = options.connections as usize;
-    let receives = world.rank() == receiver;
-    let mut listeners: Vec<Listener> = vec![];
-    if receives {
-        for _ in 0..count {
-            listeners.push(plugin.listen(options.network.device)?);
-        }
-    }
-    let handles: Vec<Vec<u8>> =
-        listeners.iter().map(|listener| listener.handle().to_vec()).collect();
-    let handles = world.all_gather(&handles)?.swap_remove(receiver);
-    let mut connecting: Vec<Connecting> = vec![];
-    if !receives {
-        for handle in handles {
-            let handle: [u8; HANDLE_SIZE] = handle
-                .try_into()
-                .map_err(|_| "the peer shared a handle of another size".to_owned())?;
-            connecting.push(plugin.connect(options.network.device, handle)?);
-        }
-    }
-    let mut ends: Vec<Option<End>> = (0..count).map(|_| None).collect();
-    let mut wait = Wait::new();
-    while ends.iter().any(Option::is_none) {
-        for (at, end) in ends.iter_mut().enumerate().filter(|(_, end)| end.is_none()) {
-            *end = match receives {
-                true => listeners[at].accept().map(|end| end.map(End::Receiver)),
-                false => connecting[at].poll().map(|end| end.map(End::Sender)),
-            }
-            .map_err(|error| {
-                format!("connection {at} with {}: {error}", world.describe(1 - world.rank()))
-            })?;
-        }
-        wait.idle(world, || "connecting".to_owned())?;
-    }
-    let size = most.checked_mul(options.depth as usize).ok_or("the buffers are too large")?;
-    ends.into_iter()
-        .flatten()
-        .map(|end| {
-            let buffer = Region::new(size)?;
-            match &end {
-                End::Sender(sender) => sender.register(&buffer)?,
-                End::Receiver(receiver) => receiver.register(&buffer)?,
-                End::Plain(_) => {}
-            }
-            Ok(Connection { end, buffer })
-        })
-        .collect()
 }
 
 /// The messages of one size.
@@ -379,8 +248,17 @@ struct Run<'a> {
     size: usize,
 }
 
-/// A rank's seconds, median and 99th percentile of its messages' seconds, processor time, and number of wrong messages.
-type Mine = (f64, f64, f64, f64, u64);
+/// What a rank measured of the messages of one size.
+#[derive(Deserialize, Serialize)]
+struct Mine {
+    /// Until all messages were there; 0 where that is not known.
+    seconds: f64,
+    p50: f64,
+    p99: f64,
+    cpu: f64,
+    wrong: u64,
+    samples_us: Vec<f64>,
+}
 
 /// What is checked of a message.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -394,89 +272,59 @@ enum Check {
 impl Run<'_> {
     fn row(&mut self) -> Result<Row> {
         let options = self.options;
-        let (mut latencies, mut wrong) = (vec![], 0);
+        let (mut times, mut wrong) = (vec![], 0);
         if options.warmup > 0 {
-            wrong += self.stream(options.first(), |_| Check::All, &mut latencies)?;
-            wrong +=
-                self.stream(options.warmup, |message| options.check(message), &mut latencies)?;
+            wrong += self.messages(options.first(), |_| Check::All, &mut times)?;
+            wrong += self.messages(options.warmup, |message| options.check(message), &mut times)?;
         }
-        latencies.clear();
-        latencies.reserve(self.options.iterations as usize * self.connections.len());
+        times.clear();
+        times.reserve(options.iterations as usize * self.connections.len());
         self.world.barrier()?;
-        let (start, cpu) = (Instant::now(), processor_time());
-        wrong +=
-            self.stream(options.iterations, |message| options.check(message), &mut latencies)?;
+        let (start, cpu) = (Instant::now(), cpu_seconds());
+        wrong += self.messages(options.iterations, |message| options.check(message), &mut times)?;
         let seconds = start.elapsed().as_secs_f64();
-        let cpu = processor_time() - cpu;
-        latencies.sort_by(f64::total_cmp);
-        // A receiver knows when all has arrived and what was wrong, a sender how long each message took.
-        let receives = self.connections.iter().any(|connection| connection.end.receives());
-        let mine = (
-            if receives { seconds } else { 0.0 },
-            percentile(&latencies, 0.5),
-            percentile(&latencies, 0.99),
-            cpu,
-            wrong,
-        );
-        let all = self.world.all_gather(&mine)?;
+        let cpu = cpu_seconds() - cpu;
+        let samples_us = options.output.samples_us(&times);
+        // A receiver knows when all has arrived and what was wrong, a sender how long each message took, or each round trip.
+        let seconds = match options.ping_pong {
+            true => times.iter().sum(),
+            false if self.connections.iter().any(|one| one.link.receives()) => seconds,
+            false => 0.0,
+        };
+        times.sort_by(f64::total_cmp);
+        let (p50, p99) = (quantile(&times, 0.5), quantile(&times, 0.99));
+        let mut all = self.world.all_gather(&Mine { seconds, p50, p99, cpu, wrong, samples_us })?;
         let longest = |of: fn(&Mine) -> f64| all.iter().map(of).fold(0.0, f64::max);
-        let seconds = longest(|rank| rank.0);
-        let messages = f64::from(self.options.iterations) * self.connections.len() as f64;
-        let [send_cpu, receive_cpu] =
-            [SENDS, RECEIVES].map(|rank| self.per_gigabyte(all[rank].3, messages));
+        let (seconds, p50, p99) =
+            (longest(|mine| mine.seconds), longest(|mine| mine.p50), longest(|mine| mine.p99));
+        let directions = if options.ping_pong { 1 } else { self.connections.len() };
+        let messages = f64::from(options.iterations) * directions as f64;
+        let bytes = self.size as f64 * messages;
+        let per = |value: f64, of: f64| if of > 0.0 { value / of } else { 0.0 };
         Ok(Row {
             size: self.size as u64,
             time_us: seconds / messages * 1e6,
-            bandwidth: if seconds > 0.0 {
-                self.size as f64 * messages / seconds / 1e9
-            } else {
-                0.0
-            },
-            p50_us: longest(|rank| rank.1) * 1e6,
-            p99_us: longest(|rank| rank.2) * 1e6,
-            send_cpu,
-            receive_cpu,
-            wrong: all.iter().map(|rank| rank.4).sum(),
-        })
-    }
-
-    /// Seconds for each GB of these messages; 0 if they are empty.
-    fn per_gigabyte(&self, seconds: f64, messages: f64) -> f64 {
-        let bytes = self.size as f64 * messages;
-        if bytes > 0.0 { seconds / bytes * 1e9 } else { 0.0 }
-    }
-
-    /// One message at a time from rank 1 to rank 0 and back.
-    fn round_trips(&mut self) -> Result<Row> {
-        let options = self.options;
-        let mut wrong = 0;
-        if options.warmup > 0 {
-            wrong += self.bounce(options.first(), |_| Check::All, &mut vec![])?;
-            wrong += self.bounce(options.warmup, |message| options.check(message), &mut vec![])?;
-        }
-        let mut trips = Vec::with_capacity(options.iterations as usize);
-        self.world.barrier()?;
-        let cpu = processor_time();
-        wrong += self.bounce(options.iterations, |message| options.check(message), &mut trips)?;
-        let cpu = processor_time() - cpu;
-        let total: f64 = trips.iter().sum();
-        trips.sort_by(f64::total_cmp);
-        let mine = (total, percentile(&trips, 0.5), percentile(&trips, 0.99), cpu, wrong);
-        let all = self.world.all_gather(&mine)?;
-        let (total, p50, p99, ..) = all[SENDS];
-        let count = f64::from(self.options.iterations);
-        let [send_cpu, receive_cpu] =
-            [SENDS, RECEIVES].map(|rank| self.per_gigabyte(all[rank].3, count));
-        Ok(Row {
-            size: self.size as u64,
-            time_us: total / count * 1e6,
-            bandwidth: if total > 0.0 { self.size as f64 * count / total / 1e9 } else { 0.0 },
+            bandwidth: per(bytes, seconds) / 1e9,
             p50_us: p50 * 1e6,
             p99_us: p99 * 1e6,
-            send_cpu,
-            receive_cpu,
-            wrong: all.iter().map(|(.., wrong)| wrong).sum(),
+            send_cpu: per(all[SENDS].cpu, bytes) * 1e9,
+            receive_cpu: per(all[RECEIVES].cpu, bytes) * 1e9,
+            wrong: all.iter().map(|mine| mine.wrong).sum(),
+            samples_us: std::mem::take(&mut all[SENDS].samples_us),
         })
+    }
+
+    /// Moves `count` messages on every connection, adds the seconds of each to `times` where they are known, and counts wrong ones.
+    fn messages(
+        &mut self,
+        count: u32,
+        check: impl Fn(u32) -> Check,
+        times: &mut Vec<f64>,
+    ) -> Result<u64> {
+        match self.options.ping_pong {
+            true => self.bounce(count, check, times),
+            false => self.stream(count, check, times),
+        }
     }
 
     /// Sends `count` messages there and back, adds each one's seconds to `trips`, and counts wrong ones.
@@ -488,82 +336,36 @@ impl Run<'_> {
     ) -> Result<u64> {
         let starts = self.world.rank() == SENDS;
         let part = 0..self.size;
+        let [there, back] = &*self.connections else {
+            return Err("two connections are needed".to_owned());
+        };
+        let (world, driver) = (&mut *self.world, self.options.driver);
         let mut wrong = 0;
         for message in 0..count {
             let check = check(message);
             let right = |bytes: &[u8]| is_filled(bytes, 0, message, check);
-            if starts {
-                self.connections[0]
-                    .buffer
-                    .write(part.clone(), |bytes| fill(bytes, 0, message, check))?;
-                let back = self.post(1)?;
+            let (size, right) = if starts {
+                there.buffer.write(part.clone(), |bytes| fill(bytes, 0, message, check))?;
+                let received = back.link.post(&back.buffer, part.clone(), world)?;
                 let start = Instant::now();
-                let there = self.post(0)?;
-                let size = self.complete_trip(there, back)?;
+                let sent = there.link.post(&there.buffer, part.clone(), world)?;
+                let [_, size] = complete([sent, received], driver, world)?;
                 trips.push(start.elapsed().as_secs_f64());
-                let right = self.connections[1].buffer.read(part.clone(), right)?;
-                wrong += u64::from(size != self.size || !right);
+                (size, back.buffer.read(part.clone(), right)?)
             } else {
-                let there = self.post(0)?;
-                let size = self.complete(0, there)?;
-                let [from, to] = &self.connections else {
-                    return Err("two connections are needed".to_owned());
-                };
-                let right = from.buffer.read(part.clone(), |bytes| {
-                    to.buffer
-                        .write(part.clone(), |out| out.copy_from_slice(bytes))
-                        .map(|()| right(bytes))
+                let received = there.link.post(&there.buffer, part.clone(), world)?;
+                let [size] = complete([received], driver, world)?;
+                let right = there.buffer.read(part.clone(), |bytes| {
+                    let copy = |out: &mut [u8]| out.copy_from_slice(bytes);
+                    back.buffer.write(part.clone(), copy).map(|()| right(bytes))
                 })??;
-                wrong += u64::from(size != self.size || !right);
-                let back = self.post(1)?;
-                self.complete(1, back)?;
-            }
+                let sent = back.link.post(&back.buffer, part.clone(), world)?;
+                complete([sent], driver, world)?;
+                (size, right)
+            };
+            wrong += u64::from(size != self.size || !right);
         }
         Ok(wrong)
-    }
-
-    /// Posts one transfer on a connection.
-    fn post(&mut self, connection: usize) -> Result<Request> {
-        let mut wait = Wait::new();
-        loop {
-            let size = self.size;
-            if let Some(request) = self.connections[connection].post(0..size)? {
-                return Ok(request);
-            }
-            wait.idle(self.world, || "posting a message".to_owned())?;
-        }
-    }
-
-    /// Waits for a transfer and gives its length.
-    fn complete(&mut self, connection: usize, mut request: Request) -> Result<usize> {
-        let mut wait = self.options.driver.wait();
-        loop {
-            if let Some(size) = self.connections[connection].test(&mut request)? {
-                return Ok(size);
-            }
-            wait.idle(self.world, || format!("moving a message of {} bytes", self.size))?;
-        }
-    }
-
-    /// Waits for a message on its way there and for the one that comes back, and gives the latter's length. It asks for both in
-    /// turn, as NCCL's proxy does: a plugin may move a message only while it is asked for it.
-    fn complete_trip(&mut self, mut there: Request, mut back: Request) -> Result<usize> {
-        let mut wait = self.options.driver.wait();
-        let (mut sent, mut received) = (false, None);
-        loop {
-            if !sent {
-                sent = self.connections[0].test(&mut there)?.is_some();
-            }
-            if received.is_none() {
-                received = self.connections[1].test(&mut back)?;
-            }
-            match received {
-                Some(size) if sent => return Ok(size),
-                _ => {
-                    wait.idle(self.world, || format!("moving a message of {} bytes", self.size))?
-                }
-            }
-        }
     }
 
     /// Moves `count` messages on every connection, adds the seconds of each sent one to `latencies`, and counts wrong ones.
@@ -598,20 +400,21 @@ impl Run<'_> {
                 while posted[at] < count && in_flight.len() < depth as usize {
                     let message = posted[at];
                     let part = range(message);
-                    if !connection.end.receives() {
+                    if !connection.link.receives() {
                         let fill = |bytes: &mut [u8]| fill(bytes, at, message, check(message));
                         connection.buffer.write(part.clone(), fill)?;
                     }
-                    let request = connection.post(part).map_err(explain)?;
+                    let request = connection.link.try_post(&connection.buffer, part);
+                    let request = request.map_err(explain)?;
                     let Some(request) = request else { break };
                     in_flight.push_back(InFlight { request, message, since: Instant::now() });
                     posted[at] += 1;
                     moved = true;
                 }
                 if let Some(InFlight { request, message, since }) = in_flight.front_mut()
-                    && let Some(size) = connection.test(request).map_err(explain)?
+                    && let Some(size) = request.test().map_err(explain)?
                 {
-                    if connection.end.receives() {
+                    if connection.link.receives() {
                         let right = |bytes: &[u8]| is_filled(bytes, at, *message, check(*message));
                         let right = connection.buffer.read(range(*message), right)?;
                         wrong += u64::from(size != self.size || !right);
@@ -635,18 +438,6 @@ impl Run<'_> {
             }
         }
     }
-}
-
-/// Seconds that the threads of this process have used, with their system calls.
-fn processor_time() -> f64 {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
-}
-
-/// The value below which a share of the sorted ones lies; 0 if there is none.
-fn percentile(sorted: &[f64], share: f64) -> f64 {
-    let at = (sorted.len().saturating_sub(1) as f64 * share).round() as usize;
-    sorted.get(at).copied().unwrap_or(0.0)
 }
 
 /// The number that marks a message.

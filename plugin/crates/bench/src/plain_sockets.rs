@@ -1,10 +1,12 @@
 //! Plain sockets in place of a plugin: one or several TCP connections for each connection, or MPTCP ones. They are moved
 //! by [`PlainConnection::test`] alone, without threads. This is the least that any plugin has to do.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::ops::Range;
+use std::rc::Rc;
 use std::time::Duration;
 
 use clap::Args;
@@ -13,7 +15,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::cli::options::local_listener;
 use crate::error::Result;
-use crate::output::report::Network;
+use crate::output::record::Network;
 use crate::plugin_host::Region;
 use crate::ranks::bootstrap::World;
 use crate::ranks::wait::Wait;
@@ -81,7 +83,7 @@ impl PlainOptions {
         // As plugins do. Without it, or beyond the hard limit, the calls below say what is missing.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
         let failed = |what: &str, error: io::Error| format!("plain sockets: {what}: {error}");
-        if world.rank() == 0 {
+        let flows = if world.rank() == 0 {
             let ip = self.listen.map_or_else(|| Ok(local_listener()?.1.ip()), Ok::<_, String>)?;
             let listener = self.listener(ip).map_err(|error| failed("listen", error))?;
             let local = listener.local_addr().map_err(|error| failed("listen", error))?;
@@ -105,8 +107,7 @@ impl PlainOptions {
                     _ => return Err(format!("plain sockets: number {index} is unexpected")),
                 }
             }
-            Self::group(flows.into_iter().flatten().collect(), each, sends)
-                .map_err(|error| failed("configure", error))
+            flows.into_iter().flatten().collect::<Vec<_>>()
         } else {
             let address = world.all_gather(&None::<SocketAddr>)?.swap_remove(0);
             let address = address.ok_or("plain sockets: rank 0 has no address")?;
@@ -115,8 +116,13 @@ impl PlainOptions {
                 let stream = self.dial(address, index, world.timeout());
                 flows.push(stream.map_err(|error| failed("connect", error))?);
             }
-            Self::group(flows, each, sends).map_err(|error| failed("configure", error))
-        }
+            flows
+        };
+        let mut flows = flows.into_iter();
+        (0..count)
+            .map(|_| PlainConnection::new(flows.by_ref().take(each).collect(), sends))
+            .collect::<io::Result<_>>()
+            .map_err(|error| failed("configure", error))
     }
 
     fn listener(&self, ip: IpAddr) -> io::Result<Socket> {
@@ -134,21 +140,6 @@ impl PlainOptions {
         stream.write_all(&(index as u64).to_le_bytes())?;
         Ok(stream)
     }
-
-    fn group(flows: Vec<TcpStream>, each: usize, sends: bool) -> io::Result<Vec<PlainConnection>> {
-        let mut all: Vec<PlainConnection> = vec![];
-        for (index, socket) in flows.into_iter().enumerate() {
-            socket.set_nonblocking(true)?;
-            socket.set_nodelay(true)?;
-            if index % each == 0 {
-                all.push(PlainConnection::new(sends));
-            }
-            if let Some(connection) = all.last_mut() {
-                connection.flows.push(Flow::new(socket));
-            }
-        }
-        Ok(all)
-    }
 }
 
 /// Which socket this is: the dialer says it first, as they may be accepted in another order.
@@ -161,9 +152,11 @@ fn number(stream: &mut TcpStream, timeout: Duration) -> io::Result<usize> {
 }
 
 /// One direction of messages.
-pub(crate) struct PlainConnection {
+pub(crate) struct PlainConnection(Rc<RefCell<Flows>>);
+
+struct Flows {
     sends: bool,
-    flows: Vec<Flow>,
+    all: Vec<Flow>,
     /// Messages in flight; the front is the oldest.
     messages: VecDeque<Message>,
     /// Number of the front.
@@ -171,6 +164,7 @@ pub(crate) struct PlainConnection {
 }
 
 struct Message {
+    region: Region,
     /// Its place in the region.
     part: Range<usize>,
     /// What is sent, or will be known to have been received.
@@ -189,46 +183,57 @@ struct Flow {
 }
 
 /// A message in flight.
-pub(crate) struct PlainRequest(u64);
+pub(crate) struct PlainRequest {
+    flows: Rc<RefCell<Flows>>,
+    message: u64,
+}
 
 impl PlainConnection {
-    fn new(sends: bool) -> Self {
-        Self { sends, flows: vec![], messages: VecDeque::new(), first: 0 }
+    fn new(sockets: Vec<TcpStream>, sends: bool) -> io::Result<Self> {
+        for socket in &sockets {
+            socket.set_nonblocking(true)?;
+            socket.set_nodelay(true)?;
+        }
+        let all = sockets.into_iter().map(Flow::new).collect();
+        let flows = Flows { sends, all, messages: VecDeque::new(), first: 0 };
+        Ok(Self(Rc::new(RefCell::new(flows))))
     }
 
     /// Whether this is the side that sends.
     pub(crate) fn sends(&self) -> bool {
-        self.sends
+        self.0.borrow().sends
     }
 
     /// Begins to move a message from or to this part of the region; nothing if there are too many.
-    pub(crate) fn post(&mut self, part: Range<usize>) -> Option<PlainRequest> {
-        if self.messages.len() >= MAX_REQUESTS {
+    pub(crate) fn post(&self, region: &Region, part: Range<usize>) -> Option<PlainRequest> {
+        let mut flows = self.0.borrow_mut();
+        if flows.messages.len() >= MAX_REQUESTS {
             return None;
         }
-        let length = if self.sends { part.len() } else { 0 };
-        self.messages.push_back(Message { part, length, left: self.flows.len() });
-        Some(PlainRequest(self.first + self.messages.len() as u64 - 1))
+        let length = if flows.sends { part.len() } else { 0 };
+        let message = flows.first + flows.messages.len() as u64;
+        let left = flows.all.len();
+        flows.messages.push_back(Message { region: region.clone(), part, length, left });
+        Some(PlainRequest { flows: Rc::clone(&self.0), message })
     }
+}
 
-    /// Moves what can be moved. The length of the oldest message, once it is done. Only that one can be tested.
+impl PlainRequest {
+    /// Moves what can be moved. The length of the message, once it is done. Only the oldest one can be tested.
     ///
     /// # Errors
     /// Says which call failed.
-    pub(crate) fn test(
-        &mut self,
-        request: &PlainRequest,
-        region: &Region,
-    ) -> Result<Option<usize>> {
-        if request.0 != self.first {
+    pub(crate) fn test(&mut self) -> Result<Option<usize>> {
+        let Flows { sends, all, messages, first } = &mut *self.flows.borrow_mut();
+        if self.message != *first {
             return Err("plain sockets: only the oldest request can be tested".to_owned());
         }
-        let count = self.flows.len();
-        for (index, flow) in self.flows.iter_mut().enumerate() {
-            while let Some(message) = self.messages.get_mut((flow.message - self.first) as usize) {
-                let moved = match self.sends {
-                    true => flow.send(message, (index, count), region),
-                    false => flow.receive(message, (index, count), region),
+        let count = all.len();
+        for (index, flow) in all.iter_mut().enumerate() {
+            while let Some(message) = messages.get_mut((flow.message - *first) as usize) {
+                let moved = match sends {
+                    true => flow.send(message, (index, count)),
+                    false => flow.receive(message, (index, count)),
                 };
                 match moved? {
                     Moved::Nothing => break,
@@ -240,11 +245,11 @@ impl PlainConnection {
                 }
             }
         }
-        let done = self.messages.front().filter(|message| message.left == 0);
+        let done = messages.front().filter(|message| message.left == 0);
         let length = done.map(|message| message.length);
         if length.is_some() {
-            self.messages.pop_front();
-            self.first += 1;
+            messages.pop_front();
+            *first += 1;
         }
         Ok(length)
     }
@@ -261,24 +266,19 @@ impl Flow {
         Self { socket, message: 0, header: [0; LENGTH_BYTES], moved: 0 }
     }
 
-    fn send(&mut self, message: &Message, of: (usize, usize), region: &Region) -> Result<Moved> {
+    fn send(&mut self, message: &Message, of: (usize, usize)) -> Result<Moved> {
         let share = share(&message.part, message.length, of);
         let all = LENGTH_BYTES + share.len();
         let header = (message.length as u64).to_le_bytes();
         let rest = share.start + self.moved.saturating_sub(LENGTH_BYTES)..share.end;
         let header = &header[self.moved.min(LENGTH_BYTES)..];
-        let sent = region.read(rest, |bytes| {
+        let sent = message.region.read(rest, |bytes| {
             self.socket.write_vectored(&[IoSlice::new(header), IoSlice::new(bytes)])
         })?;
         self.after(sent, all)
     }
 
-    fn receive(
-        &mut self,
-        message: &mut Message,
-        of: (usize, usize),
-        region: &Region,
-    ) -> Result<Moved> {
+    fn receive(&mut self, message: &mut Message, of: (usize, usize)) -> Result<Moved> {
         if self.moved < LENGTH_BYTES {
             let received = self.socket.read(&mut self.header[self.moved..]);
             let moved = self.after(received, usize::MAX)?;
@@ -300,8 +300,9 @@ impl Flow {
         let share = share(&message.part, message.length, of);
         let all = LENGTH_BYTES + share.len();
         let rest = share.start + self.moved - LENGTH_BYTES..share.end;
-        let received =
-            region.write(rest, |bytes| self.socket.read_vectored(&mut [IoSliceMut::new(bytes)]))?;
+        let received = message
+            .region
+            .write(rest, |bytes| self.socket.read_vectored(&mut [IoSliceMut::new(bytes)]))?;
         self.after(received, all)
     }
 

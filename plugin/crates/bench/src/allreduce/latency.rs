@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use crate::allreduce::ring::Ring;
 use crate::error::Result;
-use crate::plugin_host::{Receiver, Region, Request, Sender};
+use crate::links::{Link, Request, complete};
+use crate::output::statistics::quantile;
+use crate::plugin_host::Region;
 use crate::ranks::bootstrap::World;
 use crate::ranks::wait::Driver;
 
@@ -26,31 +28,32 @@ const LIMIT: Duration = Duration::from_millis(500);
 /// # Errors
 /// Names the neighbour whose transfer broke, or that made no progress within the world's timeout.
 pub(crate) fn measure(ring: &Ring, world: &mut World) -> Result<Option<f64>> {
-    let Some((sender, receiver)) = ring.ends() else {
+    let Some([receiver, sender]) = ring.ends() else {
         return Ok(None);
     };
     let buffer = Region::new(2 * SIZE)?;
     ring.register(&buffer)?;
     world.barrier()?;
-    let mut link = Link { sender, receiver, buffer, world };
-    if link.world.rank() == 0 {
-        let ranks = link.world.ranks().len() as f64;
-        Ok(lower_quartile(link.start_rounds()?).map(|seconds| seconds / ranks))
-    } else {
+    let mut link = Neighbours { sender, receiver, buffer, world };
+    if link.world.rank() > 0 {
         link.pass_on()?;
-        Ok(None)
+        return Ok(None);
     }
+    let ranks = link.world.ranks().len() as f64;
+    let mut rounds = link.start_rounds()?;
+    rounds.sort_by(f64::total_cmp);
+    Ok(Some(quantile(&rounds, 0.25) / ranks))
 }
 
 /// The first half of the buffer is sent, the second is received.
-struct Link<'a> {
-    sender: &'a Sender,
-    receiver: &'a Receiver,
+struct Neighbours<'a> {
+    sender: &'a Link,
+    receiver: &'a Link,
     buffer: Region,
     world: &'a mut World,
 }
 
-impl Link<'_> {
+impl Neighbours<'_> {
     /// Seconds of the rounds that count.
     fn start_rounds(&mut self) -> Result<Vec<f64>> {
         let mut rounds = Vec::with_capacity(ROUNDS);
@@ -58,95 +61,37 @@ impl Link<'_> {
         loop {
             let last = rounds.len() + 1 >= ROUNDS || first.elapsed() >= LIMIT;
             self.buffer.write(0..SIZE, |bytes| bytes[0] = u8::from(last))?;
-            let mut back = self.receive()?;
+            let back = self.receiver.post(&self.buffer, SIZE..2 * SIZE, self.world)?;
             let start = Instant::now();
-            let mut there = self.send()?;
-            let (mut sent, mut received) = (false, false);
-            let mut wait = Driver::Nccl.wait();
-            // Both in turn: a plugin may move a message only while it is asked for it.
-            loop {
-                sent = sent || is_whole(&mut there)?;
-                received = received || is_whole(&mut back)?;
-                if sent && received {
-                    break;
-                }
-                wait.idle(self.world, || "sending a message round".to_owned())?;
-            }
+            let there = self.sender.post(&self.buffer, 0..SIZE, self.world)?;
+            self.complete([there, back])?;
             rounds.push(start.elapsed().as_secs_f64());
             if last {
-                break;
+                return Ok(rounds.split_off(WARM_UP.min(rounds.len() - 1)));
             }
         }
-        Ok(rounds.split_off(WARM_UP.min(rounds.len() - 1)))
     }
 
     /// Passes the message on until it came for the last time.
     fn pass_on(&mut self) -> Result<()> {
         loop {
-            let from = self.receive()?;
-            self.complete(from)?;
+            let from = self.receiver.post(&self.buffer, SIZE..2 * SIZE, self.world)?;
+            self.complete([from])?;
             let last = self.buffer.read(SIZE..2 * SIZE, |bytes| bytes[0])?;
             self.buffer.write(0..SIZE, |bytes| bytes[0] = last)?;
-            let to = self.send()?;
-            self.complete(to)?;
+            let to = self.sender.post(&self.buffer, 0..SIZE, self.world)?;
+            self.complete([to])?;
             if last != 0 {
                 return Ok(());
             }
         }
     }
 
-    fn send(&mut self) -> Result<Request> {
-        let mut wait = Driver::Nccl.wait();
-        loop {
-            if let Some(request) = self.sender.isend(&self.buffer, 0..SIZE)? {
-                return Ok(request);
-            }
-            wait.idle(self.world, || "posting a message".to_owned())?;
+    fn complete<const N: usize>(&mut self, requests: [Request; N]) -> Result<()> {
+        let sizes = complete(requests, Driver::Nccl, self.world)?;
+        match sizes.iter().find(|size| **size != SIZE) {
+            Some(size) => Err(format!("a message of {size} bytes came where {SIZE} belong")),
+            None => Ok(()),
         }
-    }
-
-    fn receive(&mut self) -> Result<Request> {
-        let mut wait = Driver::Nccl.wait();
-        loop {
-            if let Some(request) = self.receiver.irecv(&self.buffer, SIZE..2 * SIZE)? {
-                return Ok(request);
-            }
-            wait.idle(self.world, || "posting a receive".to_owned())?;
-        }
-    }
-
-    fn complete(&mut self, mut request: Request) -> Result<()> {
-        let mut wait = Driver::Nccl.wait();
-        while !is_whole(&mut request)? {
-            wait.idle(self.world, || "passing a message on".to_owned())?;
-        }
-        Ok(())
-    }
-}
-
-/// Whether the transfer has ended.
-fn is_whole(request: &mut Request) -> Result<bool> {
-    match request.test()? {
-        None => Ok(false),
-        Some(SIZE) => Ok(true),
-        Some(size) => Err(format!("a message of {size} bytes came where {SIZE} belong")),
-    }
-}
-
-/// None of none.
-fn lower_quartile(mut seconds: Vec<f64>) -> Option<f64> {
-    seconds.sort_by(f64::total_cmp);
-    seconds.get(seconds.len().saturating_sub(1) / 4).copied()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn latency_is_the_lower_quartile() {
-        assert_eq!(lower_quartile(vec![]), None);
-        assert_eq!(lower_quartile(vec![3.0]), Some(3.0));
-        assert_eq!(lower_quartile(vec![9.0, 1.0, 8.0, 2.0, 7.0]), Some(2.0));
     }
 }

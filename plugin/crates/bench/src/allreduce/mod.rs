@@ -2,6 +2,7 @@
 
 mod latency;
 pub(crate) mod ring;
+mod table;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -12,12 +13,13 @@ use crate::cli::options::{NetworkOptions, RankOptions, RunOptions};
 use crate::cli::size::{Size, sweep};
 use crate::compute::ComputeOptions;
 use crate::error::Result;
-use crate::output::report::{Measured, Network, Printer, RankLine, Row};
+use crate::output::record::{Network, Output, OutputOptions};
 use crate::plugin_host::{Region, log};
-use crate::ranks::bootstrap::World;
-use crate::ranks::spawn;
+use crate::ranks::bootstrap::{RankInfo, World};
 use crate::ranks::wait::Driver;
+use crate::workload::{self, Workload};
 use ring::{Buffers, Ring};
+use table::{Measured, RankLine, Report, Row};
 
 /// What to measure. The flags are nccl-tests'.
 #[derive(Args, Clone, Debug)]
@@ -47,9 +49,8 @@ pub(crate) struct Options {
     /// Run all sizes this many times; 0: until stopped
     #[arg(short = 'N', long = "run_cycles", default_value_t = 1, value_name = "N")]
     cycles: u32,
-    /// Print one JSON object instead of the table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputOptions,
     #[command(flatten)]
     run: RunOptions,
     #[command(flatten)]
@@ -63,76 +64,98 @@ pub(crate) struct Options {
 /// Runs one rank, or starts them all.
 ///
 /// # Errors
-/// One line: what went wrong, and which rank is the cause where that is known.
+/// As [`workload::run`], or which option makes no sense.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     options.network.settle()?;
-    let sizes = sweep(options.begin, options.end, options.factor)?;
-    if options.json && options.cycles == 0 {
+    options.sizes()?;
+    if options.output.json && options.cycles == 0 {
         return Err("--json prints at the end, which --run_cycles 0 does not have".to_owned());
     }
-    if let Some(ranks) = options.ranks.spawn {
-        return spawn::spawn(ranks);
-    }
-    let config = options.ranks.rank_config()?;
-    let mut world = World::join(config)?;
-    let measured = measure(options, &sizes, &mut world);
-    world.finish(measured)
+    workload::run(options, &options.ranks)
 }
 
-/// Gives the number of wrong elements on all ranks.
-fn measure(options: &Options, sizes: &[u64], world: &mut World) -> Result<u64> {
-    let (plugin, network) = options.network.open()?;
-    let mut printer = start_printer(options, world, &network)?;
-    let mut ring = Ring::connect(&plugin, options.network.device, Driver::Sleep, world)?;
-    let most = sizes.iter().max().map_or(0, |size| *size as usize);
-    let (own, result) = (Region::new(most)?, Region::new(most)?);
-    ring.register(&own)?;
-    ring.register(&result)?;
-    let mut wrong = 0;
-    let mut cycle = 0;
-    while options.cycles == 0 || cycle < options.cycles {
-        for size in sizes {
-            let count = *size as usize / options.run.kind.bytes();
-            let mut run = Run { options, world, ring: &mut ring, count, round: u64::from(cycle) };
-            let apart = run.time(&Buffers { own: &own, result: &result, in_place: false })?;
-            let in_place = run.time(&Buffers { own: &result, result: &result, in_place: true })?;
-            wrong += apart.wrong.unwrap_or(0) + in_place.wrong.unwrap_or(0);
-            if let Some(printer) = &mut printer {
-                let size = (count * options.run.kind.bytes()) as u64;
+impl Options {
+    fn sizes(&self) -> Result<Vec<u64>> {
+        sweep(self.begin, self.end, self.factor)
+    }
+}
+
+impl Workload for Options {
+    const NAME: &'static str = "allreduce";
+    type Ranks = World;
+
+    fn output(&self) -> &OutputOptions {
+        &self.output
+    }
+
+    fn measure(&self, world: &mut World, output: &Output) -> Result<u64> {
+        let (sizes, RunOptions { kind, op, .. }) = (self.sizes()?, self.run);
+        let (plugin, network) = self.network.open()?;
+        let ranks = ranks(world, &network)?;
+        output.text(&table::heading(&ranks))?;
+        let mut ring = Ring::connect(&plugin, self.network.device, Driver::Sleep, world)?;
+        let most = sizes.iter().max().map_or(0, |size| *size as usize);
+        let (own, result) = (Region::new(most)?, Region::new(most)?);
+        ring.register(&own)?;
+        ring.register(&result)?;
+        let mut rows = vec![];
+        let (mut halves, mut busbw, mut wrong) = (0, 0.0, 0);
+        let mut cycle = 0;
+        while self.cycles == 0 || cycle < self.cycles {
+            for size in &sizes {
+                let count = *size as usize / kind.bytes();
+                let round = u64::from(cycle);
+                let mut run = Run { options: self, world, ring: &mut ring, count, round };
+                let apart = run.time(&Buffers { own: &own, result: &result, in_place: false })?;
+                let in_place =
+                    run.time(&Buffers { own: &result, result: &result, in_place: true })?;
+                let size = (count * kind.bytes()) as u64;
                 let row = Row { size, count: count as u64, out_of_place: apart, in_place };
-                printer.row(row).map_err(output)?;
+                for half in row.halves() {
+                    halves += 1;
+                    busbw += half.busbw;
+                    wrong += half.wrong.unwrap_or(0);
+                }
+                output.text(&row.line(kind, op))?;
+                // A run without an end keeps none.
+                if self.output.json {
+                    rows.push(row);
+                }
             }
+            cycle = cycle.wrapping_add(1);
         }
-        cycle = cycle.wrapping_add(1);
+        let latency = latency::measure(&ring, world)?;
+        let transports = world.all_gather(&log::transport())?;
+        let with_transport = |(rank, transport): (RankLine, _)| RankLine {
+            network: Network { transport, ..rank.network },
+            ..rank
+        };
+        let report = Report {
+            kind: kind.name(),
+            redop: op.name(),
+            ranks: ranks.into_iter().zip(transports).map(with_transport).collect(),
+            rows,
+            sent_bytes: ring.sent(),
+            latency_us: latency.map(|seconds| seconds * 1e6),
+            wrong,
+            average_busbw: busbw / f64::from(halves.max(1)),
+        };
+        output.text(&report.summary())?;
+        output.finish(world, &report)?;
+        Ok(wrong)
     }
-    let latency = latency::measure(&ring, world)?;
-    // No rank closes its connections before all are done.
-    let transports = world.all_gather(&log::transport())?;
-    if let Some(printer) = printer {
-        printer.finish(ring.sent(), transports, latency).map_err(output)?;
-    }
-    Ok(wrong)
 }
 
-fn output(error: std::io::Error) -> String {
-    format!("cannot write the results: {error}")
-}
-
-fn start_printer(
-    options: &Options,
-    world: &mut World,
-    network: &Network,
-) -> Result<Option<Printer>> {
+/// What carries each rank's data.
+fn ranks(world: &mut World, network: &Network) -> Result<Vec<RankLine>> {
     let networks: Vec<Network> = world.all_gather(network)?;
-    if world.rank() != 0 {
-        return Ok(None);
-    }
-    let ranks = world.ranks().iter().zip(networks).enumerate().map(|(rank, (member, network))| {
-        RankLine { rank, host: member.host.clone(), address: member.address.clone(), network }
-    });
-    Printer::start(ranks.collect(), options.run.kind, options.run.op, options.json)
-        .map(Some)
-        .map_err(output)
+    let line = |(rank, (member, network)): (usize, (&RankInfo, Network))| RankLine {
+        rank,
+        host: member.host.clone(),
+        address: member.address.clone(),
+        network,
+    };
+    Ok(world.ranks().iter().zip(networks).enumerate().map(line).collect())
 }
 
 /// The operations of one size.
@@ -150,9 +173,14 @@ impl Run<'_> {
             self.once(buffers)?;
         }
         self.world.barrier()?;
+        let mut times = vec![];
         let start = Instant::now();
         for _ in 0..self.options.run.iterations {
+            let begin = Instant::now();
             self.once(buffers)?;
+            if self.options.output.has_samples() {
+                times.push(begin.elapsed().as_secs_f64());
+            }
         }
         let seconds = start.elapsed().as_secs_f64() / f64::from(self.options.run.iterations);
         let mut wrong = None;
@@ -164,7 +192,8 @@ impl Run<'_> {
         let mean = all.iter().map(|(seconds, _)| seconds).sum::<f64>() / all.len() as f64;
         let wrong = wrong.map(|_| all.iter().filter_map(|(_, wrong)| *wrong).sum());
         let bytes = (self.count * self.options.run.kind.bytes()) as u64;
-        Ok(Measured::new(mean, bytes, all.len(), wrong))
+        let samples_us = self.options.output.samples_us(&times);
+        Ok(Measured { samples_us, ..Measured::new(mean, bytes, all.len(), wrong) })
     }
 
     fn once(&mut self, buffers: &Buffers<'_>) -> Result<()> {

@@ -8,13 +8,12 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use evenkeel_nccl_abi::HANDLE_SIZE;
-
 use crate::element::{Op, Type};
 use crate::error::Result;
-use crate::plugin_host::{Plugin, Receiver, Region, Request, Sender};
+use crate::links::{Link, Listening, Request};
+use crate::plugin_host::{Plugin, Region};
 use crate::ranks::bootstrap::World;
-use crate::ranks::wait::{Driver, Wait};
+use crate::ranks::wait::Driver;
 
 /// The longest message, bytes: a multiple of every element's size.
 const SLICE: usize = 1 << 20;
@@ -25,8 +24,8 @@ const DEPTH: usize = 4;
 pub(crate) struct Ring {
     rank: usize,
     ranks: usize,
-    /// None where there is only one rank.
-    ends: Option<(Sender, Receiver)>,
+    /// From the rank before, and to the next one. None where there is only one rank.
+    ends: Option<[Link; 2]>,
     /// A place for each message that is to be reduced.
     scratch: Region,
     next: String,
@@ -69,55 +68,24 @@ impl Ring {
             driver,
             sent: 0,
         };
-        if ranks == 1 {
-            return Ok(ring);
+        if ranks > 1 {
+            let listening = Listening::start(plugin, device, 1, world)?;
+            let links = listening.open(plugin, device, (previous, next), world)?;
+            let ends: [Link; 2] = links.try_into().map_err(|_| "a ring of other links")?;
+            ends[0].register(&ring.scratch)?;
+            ring.ends = Some(ends);
         }
-        let mut listener = plugin.listen(device)?;
-        let handles = world.all_gather(&listener.handle().to_vec())?;
-        let handle: [u8; HANDLE_SIZE] = handles
-            .get(next)
-            .and_then(|handle| handle.as_slice().try_into().ok())
-            .ok_or_else(|| format!("{} shared no handle", ring.next))?;
-        let mut connecting = plugin.connect(device, handle)?;
-        let (mut sender, mut receiver) = (None, None);
-        let mut wait = Wait::new();
-        let (sender, receiver) = loop {
-            if sender.is_none() {
-                sender = connecting
-                    .poll()
-                    .map_err(|error| format!("connecting to {}: {error}", ring.next))?;
-            }
-            if receiver.is_none() {
-                receiver = listener
-                    .accept()
-                    .map_err(|error| format!("accepting {}: {error}", ring.previous))?;
-            }
-            match (sender.take(), receiver.take()) {
-                (Some(to), Some(from)) => break (to, from),
-                some => (sender, receiver) = some,
-            }
-            wait.idle(world, || match sender {
-                None => format!("connecting to {}", ring.next),
-                Some(_) => format!("accepting {}", ring.previous),
-            })?;
-        };
-        receiver.register(&ring.scratch)?;
-        ring.ends = Some((sender, receiver));
         Ok(ring)
     }
 
     /// Makes a buffer known to both connections.
     pub(crate) fn register(&self, region: &Region) -> Result<()> {
-        if let Some((sender, receiver)) = &self.ends {
-            sender.register(region)?;
-            receiver.register(region)?;
-        }
-        Ok(())
+        self.ends.iter().flatten().try_for_each(|link| link.register(region))
     }
 
-    /// The connections to the next rank and from the one before; none where there is only one rank.
-    pub(crate) fn ends(&self) -> Option<(&Sender, &Receiver)> {
-        self.ends.as_ref().map(|(sender, receiver)| (sender, receiver))
+    /// The links from the rank before and to the next one; none where there is only one rank.
+    pub(crate) fn ends(&self) -> Option<&[Link; 2]> {
+        self.ends.as_ref()
     }
 
     /// Bytes of all-reduces that this rank has sent through the plugin.
@@ -137,7 +105,7 @@ impl Ring {
         kind: Type,
         op: Op,
     ) -> Result<()> {
-        let Some((sender, receiver)) = &self.ends else {
+        let Some([receiver, sender]) = &self.ends else {
             return copy(buffers, count * kind.bytes());
         };
         let plan = Plan { rank: self.rank, ranks: self.ranks, count, element: kind.bytes() };
@@ -162,7 +130,7 @@ impl Ring {
                 } else {
                     (buffers.result, step.part.clone())
                 };
-                let posted = receiver.irecv(region, part);
+                let posted = receiver.try_post(region, part);
                 let Some(request) =
                     posted.map_err(|error| receive_error(&self.previous, &error))?
                 else {
@@ -179,7 +147,7 @@ impl Ring {
                 && plan.may_send(step, &received)
             {
                 let region = if step.step == 0 { buffers.own } else { buffers.result };
-                let posted = sender.isend(region, step.part.clone());
+                let posted = sender.try_post(region, step.part.clone());
                 let Some(request) = posted.map_err(|error| send_error(&self.next, &error))? else {
                     break;
                 };

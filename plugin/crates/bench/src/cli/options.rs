@@ -8,14 +8,14 @@ use std::process::Command;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use sha2::{Digest, Sha256};
 
 use crate::element::{Op, Type};
 use crate::error::Result;
-use crate::output::report::Network;
+use crate::output::record::Network;
 use crate::plugin_host::{Plugin, VERSIONS};
 use crate::ranks::bootstrap::RankConfig;
+use crate::ranks::child::{end_with, this_program};
 
 /// Which plugin to load and how.
 #[derive(Args, Clone, Debug)]
@@ -64,8 +64,7 @@ impl NetworkOptions {
         if std::env::var(TRANSPORT).is_ok_and(|value| value == wanted) {
             return Ok(());
         }
-        let program = std::env::current_exe().map_err(|error| error.to_string())?;
-        let mut again = Command::new(program);
+        let mut again = Command::new(this_program()?);
         let error = again.args(std::env::args_os().skip(1)).env(TRANSPORT, wanted).exec();
         Err(format!("cannot begin anew with {TRANSPORT}={wanted}: {error}"))
     }
@@ -105,7 +104,7 @@ fn digest(path: PathBuf) -> Result<String> {
 }
 
 /// How often, and of what.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct RunOptions {
     /// Timed operations, of each size if there are several
     #[arg(short = 'n', long = "iters", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
@@ -175,11 +174,7 @@ impl RankOptions {
         let port = self.master_port.ok_or_else(|| missing("rank 0's port", "MASTER_PORT"))?;
         let mut listener = None;
         if let Some(parent) = self.spawned_by {
-            set_parent_process_death_signal(Some(Signal::KILL))
-                .map_err(|error| format!("cannot tie this rank to its parent: {error}"))?;
-            if getppid().is_none_or(|now| now.as_raw_nonzero().get() != parent) {
-                return Err("the process that started this rank is gone".to_owned());
-            }
+            end_with(parent)?;
             if rank == 0 {
                 let input = std::io::stdin().as_fd().try_clone_to_owned();
                 let input =

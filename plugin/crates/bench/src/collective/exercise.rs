@@ -8,6 +8,7 @@ use evenkeel_collectives::{Algorithm, Call, DataType, Error, Group, Op, Reductio
 use evenkeel_transport::sync::lock;
 use half::f16;
 
+use crate::cli;
 use crate::error::Result;
 
 /// Base of bcube: Gloo's default.
@@ -139,31 +140,8 @@ pub(crate) struct Exercise<N> {
 
 impl Benchmark {
     /// As it is given.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Allreduce => "allreduce",
-            Self::AllreduceRing => "allreduce_ring",
-            Self::AllreduceRingChunked => "allreduce_ring_chunked",
-            Self::AllreduceHalvingDoubling => "allreduce_halving_doubling",
-            Self::AllreduceRecursiveDoubling => "allreduce_recursive_doubling",
-            Self::AllreduceBcube => "allreduce_bcube",
-            Self::AllreduceHierarchical => "allreduce_hierarchical",
-            Self::AllreduceLocal => "allreduce_local",
-            Self::Broadcast => "broadcast",
-            Self::Reduce => "reduce",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::Allgather => "allgather",
-            Self::AllgatherV => "allgather_v",
-            Self::Alltoall => "alltoall",
-            Self::AlltoallV => "alltoall_v",
-            Self::Gather => "gather",
-            Self::Scatter => "scatter",
-            Self::Barrier => "barrier",
-            Self::PairwiseExchange => "pairwise_exchange",
-            Self::SendrecvRoundtrip => "sendrecv_roundtrip",
-            Self::SendrecvStress => "sendrecv_stress",
-            Self::IsendirecvStress => "isendirecv_stress",
-        }
+    pub(crate) fn name(self) -> String {
+        cli::name(&self)
     }
 
     fn is_allreduce(self) -> bool {

@@ -4,8 +4,6 @@ mod benchmark_parser;
 mod exercise;
 mod mpirun;
 
-use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -20,13 +18,19 @@ use evenkeel_collectives::{
 };
 use half::f16;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
+use crate::cli;
 use crate::cli::options::{RankOptions, host_and_port};
+use crate::cli::time::time;
 use crate::compute::ComputeOptions;
 use crate::error::Result;
 use crate::output::plot::{Chart, Line};
+use crate::output::record::{Output, OutputOptions};
+use crate::output::statistics::quantile;
 use crate::ranks::bootstrap::RankConfig;
 use crate::ranks::spawn::{check, spawn};
+use crate::workload::{self, Ranks, Workload};
 use benchmark_parser::{BenchmarkParser, INSTEAD};
 use exercise::{Benchmark, Details, Exercise, Number};
 
@@ -55,20 +59,8 @@ enum Transport {
     Rdma,
 }
 
-impl Transport {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            Self::Tls => "tls",
-            Self::Shm => "shm",
-            Self::Auto => "auto",
-            Self::Rdma => "rdma",
-        }
-    }
-}
-
-/// Times, and what was wrong with results.
-type Measured = (Vec<Duration>, Vec<String>);
+/// Times in seconds, and what was wrong with results.
+type Measured = (Vec<f64>, Vec<String>);
 
 /// What to measure, between whom.
 #[derive(Args, Clone, Debug)]
@@ -195,9 +187,8 @@ pub(crate) struct Options {
     /// For Gloo's CUDA benchmarks, which are missing
     #[arg(long)]
     gpudirect: bool,
-    /// One line of JSON instead of the table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputOptions,
     /// Also draw the times by elements into this file, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
@@ -213,7 +204,7 @@ pub(crate) struct Options {
 }
 
 /// A row, times in microseconds.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 struct Row {
     bytes: usize,
     elements: usize,
@@ -223,13 +214,15 @@ struct Row {
     max_us: f64,
     bandwidth_gbps: f64,
     iterations: usize,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    samples_us: Vec<f64>,
 }
 
 /// All that was measured.
 #[derive(Debug, Serialize)]
 struct Report {
-    benchmark: &'static str,
-    transport: &'static str,
+    benchmark: String,
+    transport: String,
     device: String,
     ranks: usize,
     threads: u16,
@@ -239,7 +232,9 @@ struct Report {
     /// Threads of this process that move bytes for all its ranks.
     io_threads: usize,
     rows: Vec<Row>,
+    /// Those of rank 0, of which each size has a few.
     errors: Vec<String>,
+    wrong: u64,
 }
 
 /// Measures.
@@ -248,17 +243,120 @@ struct Report {
 /// One line: which option makes no sense, which rank did not come or was lost.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     options.check()?;
-    let right = match options.spawn {
-        Some(ranks) if options.in_process => options.run_threads(ranks)?,
-        Some(ranks) => return spawn(ranks),
+    match options.spawn {
+        Some(ranks) if options.in_process => options.run_threads(ranks),
+        Some(ranks) => spawn(ranks),
         None => {
             let options = options.with_rank_of_mpirun()?;
-            let transports = options.transports()?;
-            let (groups, _server) = options.join(&transports)?;
-            options.sweep(&transports, &groups)?
+            workload::measure(&options, options.join()?)
         }
-    };
-    Ok(if right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+/// The ranks of a run: a group of all of them for each transport.
+pub(crate) struct Groups {
+    all: Vec<Arc<Group>>,
+    /// The interfaces or RDMA ports of the transports.
+    device: String,
+    in_process: bool,
+    /// The store's server, where this rank has it.
+    _server: Option<TcpStoreServer>,
+}
+
+impl Ranks for Groups {
+    fn rank(&self) -> usize {
+        self.all[0].rank()
+    }
+
+    fn is_thread(&self) -> bool {
+        self.in_process && self.rank() > 0
+    }
+
+    fn gather<T: Serialize + DeserializeOwned>(&mut self, mine: &T) -> Result<Vec<T>> {
+        let (group, call) = (&self.all[0], Call::default());
+        let text = |error: evenkeel_collectives::Error| error.to_string();
+        let mine = serde_json::to_vec(mine).map_err(|error| error.to_string())?;
+        let mut lengths = vec![0u64; group.size()];
+        lengths[group.rank()] = mine.len() as u64;
+        group.allgather(bytemuck::cast_slice_mut(&mut lengths), &call).map_err(text)?;
+        let lengths: Vec<usize> = lengths.into_iter().map(|length| length as usize).collect();
+        let mut all = vec![0; lengths.iter().sum()];
+        let before: usize = lengths[..group.rank()].iter().sum();
+        all[before..before + mine.len()].copy_from_slice(&mine);
+        group.allgatherv(&mut all, &lengths, &call).map_err(text)?;
+        let mut rest = &all[..];
+        let value = |length: usize| {
+            let (value, others) = rest.split_at(length);
+            rest = others;
+            serde_json::from_slice(value).map_err(|error| format!("a rank sent {error}"))
+        };
+        lengths.into_iter().map(value).collect()
+    }
+
+    /// The group has found the cause already.
+    fn fail(self, seen: String) -> String {
+        seen
+    }
+}
+
+impl Workload for Options {
+    const NAME: &'static str = "collective";
+    const WRONG: &'static str = "results are wrong";
+    type Ranks = Groups;
+
+    fn output(&self) -> &OutputOptions {
+        &self.output
+    }
+
+    fn measure(&self, ranks: &mut Groups, output: &Output) -> Result<u64> {
+        let (element, element_bytes) = self.element();
+        let mut report = Report {
+            benchmark: self.benchmark.name(),
+            transport: cli::name(&self.transport),
+            device: ranks.device.clone(),
+            ranks: ranks.all[0].size(),
+            threads: self.threads,
+            inputs: self.inputs,
+            element,
+            verified: !self.no_verify,
+            io_threads: 0,
+            rows: vec![],
+            errors: vec![],
+            wrong: 0,
+        };
+        output.text(&report.heading())?;
+        for elements in self.element_counts() {
+            let (times, errors) = if self.sends_bytes() {
+                self.measure_all::<u8>(&ranks.all, elements)?
+            } else if self.halfprecision {
+                self.measure_all::<f16>(&ranks.all, elements)?
+            } else {
+                self.measure_all::<f32>(&ranks.all, elements)?
+            };
+            let samples_us = self.output.samples_us(&times);
+            let row = Row { samples_us, ..Row::new(times, elements, element_bytes) };
+            output.text(&row.line())?;
+            report.rows.push(row);
+            report.wrong += errors.len() as u64;
+            let left = errors.len().saturating_sub(MAX_ERRORS);
+            report.errors.extend(errors.into_iter().take(MAX_ERRORS));
+            if left > 0 {
+                report.errors.push(format!("{elements} elements: {left} more"));
+            }
+        }
+        report.io_threads = io_threads();
+        output.finish(ranks, &report)?;
+        if let Some(file) = self.plot.as_ref().filter(|_| ranks.rank() == 0) {
+            let drawn = report.chart().draw();
+            std::fs::write(file, drawn).map_err(|error| format!("{}: {error}", file.display()))?;
+        }
+        if report.wrong > 0 {
+            // Every rank prints its own errors.
+            eprintln!("VERIFY ERRORS");
+            report.errors.iter().for_each(|error| eprintln!("{error}"));
+        }
+        Ok(report.wrong)
+    }
 }
 
 impl Options {
@@ -295,39 +393,19 @@ impl Options {
         Ok(options)
     }
 
-    /// All ranks as threads of this process. Whether all results were right.
-    fn run_threads(&self, ranks: usize) -> Result<bool> {
+    /// All ranks as threads of this process.
+    fn run_threads(&self, ranks: usize) -> Result<ExitCode> {
         check(ranks)?;
         let transports = self.transports()?;
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-        let rank = |rank| {
-            let groups = self.groups(&store, rank, ranks, &transports)?;
-            self.sweep(&transports, &groups)
-        };
-        let ended: Vec<Result<bool>> = thread::scope(|scope| {
+        let rank =
+            |rank| workload::measure(self, self.groups(&store, rank, ranks, &transports, None)?);
+        let ended: Vec<Result<ExitCode>> = thread::scope(|scope| {
             let all: Vec<_> = (0..ranks).map(|number| scope.spawn(move || rank(number))).collect();
             all.into_iter().map(joined).collect()
         });
-        ended.into_iter().try_fold(true, |all, right| Ok(all & right?))
-    }
-
-    /// Measures on one rank. Whether all results were right.
-    fn sweep(&self, transports: &[TransportKind], groups: &[Arc<Group>]) -> Result<bool> {
-        let mut printer = Printer::start(self, transports, &groups[0])?;
-        for elements in self.element_counts() {
-            let (samples, errors) = if self.sends_bytes() {
-                self.measure::<u8>(groups, elements)?
-            } else if self.halfprecision {
-                self.measure::<f16>(groups, elements)?
-            } else {
-                self.measure::<f32>(groups, elements)?
-            };
-            printer.row(&samples, elements, errors)?;
-        }
-        printer.report.io_threads = io_threads();
-        // No rank leaves before all have their figures.
-        groups[0].barrier(&Call::default()).map_err(|error| error.to_string())?;
-        printer.finish()
+        let failed = ended.into_iter().find(|code| *code != Ok(ExitCode::SUCCESS));
+        failed.unwrap_or(Ok(ExitCode::SUCCESS))
     }
 
     /// Whether the elements are bytes, whatever else is asked for, as in Gloo's benchmark.
@@ -398,11 +476,9 @@ impl Options {
         tls.map(TransportKind::Tls).map_err(|error| error.to_string())
     }
 
-    /// Joins the other ranks, over each transport; also gives the store's server where this rank has it.
-    fn join(
-        &self,
-        transports: &[TransportKind],
-    ) -> Result<(Vec<Arc<Group>>, Option<TcpStoreServer>)> {
+    /// Joins the other ranks, over each transport.
+    fn join(&self) -> Result<Groups> {
+        let transports = self.transports()?;
         let named = match (&self.redis_host, &self.shared_path, &self.store) {
             (Some(host), ..) => Some(format!("redis://{host}:{}", self.redis_port)),
             (_, Some(folder), _) => Some(format!("file:{folder}")),
@@ -429,7 +505,7 @@ impl Options {
             }
         };
         let store = launch.open_store(self.timeout()).map_err(text)?;
-        Ok((self.groups(&store, launch.rank, launch.size, transports)?, server))
+        self.groups(&store, launch.rank, launch.size, &transports, server)
     }
 
     /// The groups of all ranks, one for each transport.
@@ -439,13 +515,20 @@ impl Options {
         rank: usize,
         size: usize,
         transports: &[TransportKind],
-    ) -> Result<Vec<Arc<Group>>> {
+        server: Option<TcpStoreServer>,
+    ) -> Result<Groups> {
         let join = |(index, transport): (usize, &TransportKind)| {
             let store = PrefixStore::new(Arc::clone(store), &format!("{}/{index}", self.prefix));
             let group = Group::join(&store, rank, size, transport, self.timeout());
             group.map(Arc::new).map_err(|error| error.to_string())
         };
-        transports.iter().enumerate().map(join).collect()
+        let devices: Vec<&str> = transports.iter().map(device).collect();
+        Ok(Groups {
+            all: transports.iter().enumerate().map(join).collect::<Result<_>>()?,
+            device: devices.join(","),
+            in_process: self.in_process,
+            _server: server,
+        })
     }
 
     fn launched(&self) -> Result<Launch> {
@@ -471,7 +554,7 @@ impl Options {
     }
 
     /// The times of all threads' iterations, and what was wrong with results.
-    fn measure<N: Number>(&self, groups: &[Arc<Group>], elements: usize) -> Result<Measured> {
+    fn measure_all<N: Number>(&self, groups: &[Arc<Group>], elements: usize) -> Result<Measured> {
         let results: Vec<Result<_>> = thread::scope(|scope| {
             let threads: Vec<_> = (0..u32::from(self.threads))
                 .zip(groups.iter().cycle())
@@ -530,7 +613,7 @@ impl Options {
             self.compute.compute()?;
             let begun = Instant::now();
             exercise.once(group, &call).map_err(text)?;
-            samples.push(begun.elapsed());
+            samples.push(begun.elapsed().as_secs_f64());
         }
         Ok((samples, errors))
     }
@@ -570,43 +653,55 @@ fn io_threads() -> usize {
     tasks.filter_map(name).filter(|name| name.starts_with("evenkeel-io")).count()
 }
 
-/// A time such as 2s or 500ms.
-fn time(text: &str) -> std::result::Result<Duration, String> {
-    let wrong = || format!("{text:?} is not a time: write 2s or 500ms");
-    let (number, unit) = match text.strip_suffix("ms") {
-        Some(number) => (number, Duration::from_millis(1)),
-        None => (text.strip_suffix('s').ok_or_else(wrong)?, Duration::from_secs(1)),
-    };
-    let number: u32 = number.parse().map_err(|_| wrong())?;
-    if number == 0 || number > 86_400_000 { Err(wrong()) } else { Ok(unit * number) }
-}
-
 impl Row {
-    fn new(samples: &[Duration], elements: usize, element: usize) -> Self {
-        let mut sorted: Vec<f64> =
-            samples.iter().map(|time| time.as_nanos() as f64 / 1e3).collect();
-        sorted.sort_by(f64::total_cmp);
-        let at = |part: f64| {
-            let place = ((sorted.len() as f64 * part) as usize).min(sorted.len().saturating_sub(1));
-            sorted.get(place).copied().unwrap_or(0.0)
-        };
-        let sum: f64 = sorted.iter().sum();
-        let bytes = elements * element;
-        let carried = bytes as f64 * sorted.len() as f64;
+    /// Of times in seconds, and elements of so many bytes.
+    fn new(mut times: Vec<f64>, elements: usize, element: usize) -> Self {
+        times.sort_by(f64::total_cmp);
+        let us = |share: f64| quantile(&times, share) * 1e6;
+        let (bytes, iterations) = (elements * element, times.len());
+        let sum: f64 = times.iter().sum();
+        let carried = bytes as f64 * iterations as f64;
         Self {
             bytes,
             elements,
-            min_us: at(0.0),
-            p50_us: at(0.5),
-            p99_us: at(0.99),
-            max_us: at(1.0),
-            bandwidth_gbps: if sum > 0.0 { carried / sum / 1e3 } else { 0.0 },
-            iterations: sorted.len(),
+            min_us: us(0.0),
+            p50_us: us(0.5),
+            p99_us: us(0.99),
+            max_us: us(1.0),
+            bandwidth_gbps: if sum > 0.0 { carried / sum / 1e9 } else { 0.0 },
+            iterations,
+            samples_us: vec![],
         }
+    }
+
+    /// Its line of the table.
+    fn line(&self) -> String {
+        let Self { bytes, elements, min_us, p50_us, p99_us, max_us, .. } = self;
+        let Self { bandwidth_gbps, iterations, .. } = self;
+        format!(
+            "{bytes:>12}{elements:>12}{min_us:>12.1}{p50_us:>12.1}{p99_us:>12.1}{max_us:>12.1}{bandwidth_gbps:>18.3}{iterations:>12}\n"
+        )
     }
 }
 
 impl Report {
+    /// What is above the table.
+    fn heading(&self) -> String {
+        let Self { benchmark, transport, device, ranks, threads, inputs, element, .. } = self;
+        format!(
+            "# {benchmark} of {element}, {ranks} ranks, {transport} {device}, {inputs} inputs, {threads} threads\n\
+             {:>12}{:>12}{:>12}{:>12}{:>12}{:>12}{:>18}{:>12}\n",
+            "size (B)",
+            "elements",
+            "min (us)",
+            "p50 (us)",
+            "p99 (us)",
+            "max (us)",
+            "bandwidth (GB/s)",
+            "iterations"
+        )
+    }
+
     fn chart(&self) -> Chart {
         let line = |name: &str, of: fn(&Row) -> f64| Line {
             name: name.to_owned(),
@@ -626,114 +721,6 @@ impl Report {
     }
 }
 
-/// Writes a run as it goes, on rank 0.
-struct Printer<'a> {
-    report: Report,
-    options: &'a Options,
-    prints: bool,
-}
-
-impl<'a> Printer<'a> {
-    fn start(options: &'a Options, transports: &[TransportKind], group: &Group) -> Result<Self> {
-        let devices: Vec<_> = transports.iter().map(device).collect();
-        let (element, _) = options.element();
-        let report = Report {
-            benchmark: options.benchmark.name(),
-            transport: options.transport.name(),
-            device: devices.join(","),
-            ranks: group.size(),
-            threads: options.threads,
-            inputs: options.inputs,
-            element,
-            verified: !options.no_verify,
-            io_threads: 0,
-            rows: vec![],
-            errors: vec![],
-        };
-        let printer = Self { report, options, prints: group.rank() == 0 };
-        let mut text = format!(
-            "# {} of {element}, {} ranks, {} {}, {} inputs, {} threads\n",
-            printer.report.benchmark,
-            printer.report.ranks,
-            printer.report.transport,
-            printer.report.device,
-            options.inputs,
-            options.threads
-        );
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            text,
-            "{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}{:>18}{:>12}",
-            "size (B)",
-            "elements",
-            "min (us)",
-            "p50 (us)",
-            "p99 (us)",
-            "max (us)",
-            "bandwidth (GB/s)",
-            "iterations"
-        );
-        printer.say(&text)?;
-        Ok(printer)
-    }
-
-    /// Prints, unless it is to be JSON.
-    fn say(&self, text: &str) -> Result<()> {
-        if self.prints && !self.options.json {
-            print(text)?;
-        }
-        Ok(())
-    }
-
-    fn row(&mut self, samples: &[Duration], elements: usize, errors: Vec<String>) -> Result<()> {
-        let (_, bytes) = self.options.element();
-        let row = Row::new(samples, elements, bytes);
-        self.say(&format!(
-            "{:>12}{:>12}{:>12.1}{:>12.1}{:>12.1}{:>12.1}{:>18.3}{:>12}\n",
-            row.bytes,
-            row.elements,
-            row.min_us,
-            row.p50_us,
-            row.p99_us,
-            row.max_us,
-            row.bandwidth_gbps,
-            row.iterations
-        ))?;
-        let left = errors.len().saturating_sub(MAX_ERRORS);
-        self.report.rows.push(row);
-        self.report.errors.extend(errors.into_iter().take(MAX_ERRORS));
-        if left > 0 {
-            self.report.errors.push(format!("{elements} elements: {left} more"));
-        }
-        Ok(())
-    }
-
-    /// Whether all results were right.
-    fn finish(self) -> Result<bool> {
-        if self.options.json && self.prints {
-            let json = serde_json::to_string(&self.report);
-            print(&format!("{}\n", json.map_err(|error| format!("cannot write JSON: {error}"))?))?;
-        }
-        if let Some(file) = self.options.plot.as_ref().filter(|_| self.prints) {
-            let drawn = self.report.chart().draw();
-            std::fs::write(file, drawn).map_err(|error| format!("{}: {error}", file.display()))?;
-        }
-        if self.report.errors.is_empty() {
-            return Ok(true);
-        }
-        // Every rank prints its own errors.
-        eprintln!("VERIFY ERRORS");
-        self.report.errors.iter().for_each(|error| eprintln!("{error}"));
-        Ok(false)
-    }
-}
-
-fn print(text: &str) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    written.map_err(|error| format!("cannot write the table: {error}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -747,21 +734,16 @@ mod tests {
     }
 
     #[test]
-    fn duration_is_parsed_or_refused() {
-        assert_eq!(time("2s"), Ok(Duration::from_secs(2)));
-        assert_eq!(time("500ms"), Ok(Duration::from_millis(500)));
-        for wrong in ["", "2", "s", "0s", "-1s", "1.5s", "99999999999s"] {
-            assert!(time(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
     fn row_has_order_statistics() {
-        let samples: Vec<_> = (1..=100).rev().map(Duration::from_micros).collect();
-        let row = Row::new(&samples, 250, 4);
-        assert_eq!((row.min_us, row.p50_us, row.p99_us, row.max_us), (1.0, 51.0, 100.0, 100.0));
-        assert_eq!((row.bytes, row.iterations), (1000, 100));
-        // 1000 bytes in 50.5 microseconds.
-        assert!((row.bandwidth_gbps - 1000.0 / 50.5 / 1e3).abs() < 1e-9);
+        let times = (1..=101).rev().map(|us| f64::from(us) / 1e6).collect();
+        let row = Row::new(times, 250, 4);
+        for (got, want) in
+            [(row.min_us, 1.0), (row.p50_us, 51.0), (row.p99_us, 100.0), (row.max_us, 101.0)]
+        {
+            assert!((got - want).abs() < 1e-9, "{row:?}");
+        }
+        assert_eq!((row.bytes, row.iterations), (1000, 101));
+        // 1000 bytes in 51 microseconds.
+        assert!((row.bandwidth_gbps - 1000.0 / 51.0 / 1e3).abs() < 1e-9);
     }
 }

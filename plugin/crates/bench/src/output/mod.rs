@@ -1,5 +1,5 @@
 //! What is printed and drawn: tables, JSON, statistics and plots.
 
 pub(crate) mod plot;
-pub(crate) mod report;
+pub(crate) mod record;
 pub(crate) mod statistics;

@@ -1,6 +1,18 @@
-//! Durations in one line: how many, their mean, spread, middle and ends.
+//! Order statistics, and durations in one line: how many, their mean, spread, middle and ends.
 
 use serde::{Deserialize, Serialize};
+
+/// The value below which a share of the sorted values lies, from 0 to 1; 0 if there are none. It is interpolated between the two
+/// closest values (definition 7 of R. Hyndman and Y. Fan, "Sample quantiles in statistical packages", 1996).
+pub(crate) fn quantile(sorted: &[f64], share: f64) -> f64 {
+    let at = sorted.len().saturating_sub(1) as f64 * share;
+    let (Some(below), Some(above)) =
+        (sorted.get(at.floor() as usize), sorted.get(at.ceil() as usize))
+    else {
+        return 0.0;
+    };
+    below + (above - below) * at.fract()
+}
 
 /// Of some durations, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -11,7 +23,7 @@ pub(crate) struct Statistics {
     pub(crate) avg: f64,
     /// The standard deviation of all of them.
     pub(crate) sd: f64,
-    /// The middle one; of an even number the mean of the two in the middle.
+    /// The [`quantile`] of one half.
     pub(crate) median: f64,
     /// The shortest.
     pub(crate) min: f64,
@@ -27,7 +39,7 @@ impl Statistics {
         let (min, max) = (*seconds.first()? * 1e6, *seconds.last()? * 1e6);
         let avg = seconds.iter().sum::<f64>() / len as f64;
         let square = seconds.iter().map(|one| (one - avg).powi(2)).sum::<f64>() / len as f64;
-        let median = (seconds[(len - 1) / 2] + seconds[len / 2]) / 2.0;
+        let median = quantile(&seconds, 0.5);
         Some(Self { len, avg: avg * 1e6, sd: square.sqrt() * 1e6, median: median * 1e6, min, max })
     }
 
@@ -49,6 +61,15 @@ impl Statistics {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn quantile_is_between_the_closest_values() {
+        let five = [1.0, 2.0, 7.0, 8.0, 9.0];
+        for (share, want) in [(0.0, 1.0), (0.25, 2.0), (0.5, 7.0), (0.9, 8.6), (1.0, 9.0)] {
+            assert!((quantile(&five, share) - want).abs() < 1e-9, "{share}");
+        }
+        assert_eq!((quantile(&[], 0.5), quantile(&[3.0], 0.99)), (0.0, 3.0));
+    }
 
     #[test]
     fn statistics_of_known_numbers() {

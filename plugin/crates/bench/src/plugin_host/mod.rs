@@ -307,8 +307,8 @@ impl Listener {
         self.handle
     }
 
-    /// A connection, if one is complete.
-    pub(crate) fn accept(&mut self) -> Result<Option<Receiver>> {
+    /// A connection that receives, if one is complete.
+    pub(crate) fn accept(&mut self) -> Result<Option<Connection>> {
         let mut raw = ptr::null_mut();
         let mut device: *mut DeviceHandle = ptr::null_mut();
         let listener = self.raw;
@@ -317,7 +317,7 @@ impl Listener {
             [6 NetV6](listener, &raw mut raw),
             [7 NetV7, 8 NetV8, 9 NetV9, 10 NetV10, 11 NetV11, 12 NetV12](listener, &raw mut raw, &raw mut device),
         )?;
-        Ok(Comm::new(&self.table, raw, Direction::Receive).map(Receiver))
+        Ok(Comm::new(&self.table, raw, Direction::Receive).map(Connection))
     }
 }
 
@@ -339,8 +339,8 @@ pub(crate) struct Connecting {
 }
 
 impl Connecting {
-    /// The connection, if it is complete.
-    pub(crate) fn poll(&mut self) -> Result<Option<Sender>> {
+    /// The connection, which sends, if it is complete.
+    pub(crate) fn poll(&mut self) -> Result<Option<Connection>> {
         let mut raw = ptr::null_mut();
         let mut offload: *mut DeviceHandle = ptr::null_mut();
         let mut config = CommConfig { traffic_class: TRAFFIC_CLASS_UNDEFINED };
@@ -353,7 +353,7 @@ impl Connecting {
             [10 NetV10](device, &raw mut config, handle, &raw mut raw, &raw mut offload),
             [11 NetV11, 12 NetV12](context, device, handle, &raw mut raw, &raw mut offload),
         )?;
-        Ok(Comm::new(&self.table, raw, Direction::Send).map(Sender))
+        Ok(Comm::new(&self.table, raw, Direction::Send).map(Connection))
     }
 }
 
@@ -454,32 +454,22 @@ impl Drop for Comm {
     }
 }
 
-/// The end that sends.
-pub(crate) struct Sender(Rc<Comm>);
+/// One end of a connection, which sends or receives.
+pub(crate) struct Connection(Rc<Comm>);
 
-impl Sender {
+impl Connection {
+    /// Whether this is the end that receives.
+    pub(crate) fn receives(&self) -> bool {
+        self.0.direction == Direction::Receive
+    }
+
     /// Makes a region's memory known to the plugin.
     pub(crate) fn register(&self, region: &Region) -> Result<()> {
         self.0.register(region)
     }
 
-    /// Begins to send a part of a registered region; nothing if the plugin has no room for it now.
-    pub(crate) fn isend(&self, region: &Region, part: Range<usize>) -> Result<Option<Request>> {
-        self.0.post(region, part)
-    }
-}
-
-/// The end that receives.
-pub(crate) struct Receiver(Rc<Comm>);
-
-impl Receiver {
-    /// Makes a region's memory known to the plugin.
-    pub(crate) fn register(&self, region: &Region) -> Result<()> {
-        self.0.register(region)
-    }
-
-    /// Begins to receive into a part of a registered region; nothing if the plugin has no room for it now.
-    pub(crate) fn irecv(&self, region: &Region, part: Range<usize>) -> Result<Option<Request>> {
+    /// Begins to send or receive a part of a registered region; nothing if the plugin has no room for it now.
+    pub(crate) fn post(&self, region: &Region, part: Range<usize>) -> Result<Option<Request>> {
         self.0.post(region, part)
     }
 }
@@ -518,7 +508,8 @@ impl Request {
     }
 }
 
-/// Zeroed memory on page boundaries that plugins may use.
+/// Zeroed memory on page boundaries that plugins may use. A clone is the same memory.
+#[derive(Clone)]
 pub(crate) struct Region(Rc<Memory>);
 
 struct Memory {

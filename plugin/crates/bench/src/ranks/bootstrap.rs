@@ -9,7 +9,6 @@
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -320,23 +319,6 @@ impl World {
         });
         let silent = || Err(format!("nothing from {} for {:?}", self.describe(0), self.timeout));
         received.unwrap_or_else(silent)
-    }
-
-    /// Ends the run. Gives the exit status: success if no rank counted a wrong element.
-    ///
-    /// # Errors
-    /// The verdict on the failure, the same on all ranks.
-    pub(crate) fn finish(self, wrong: Result<u64>) -> Result<ExitCode> {
-        match wrong {
-            Ok(0) => Ok(ExitCode::SUCCESS),
-            Ok(wrong) => {
-                if self.rank == 0 {
-                    eprintln!("error: {wrong} wrong elements");
-                }
-                Ok(ExitCode::FAILURE)
-            }
-            Err(seen) => Err(self.fail(seen)),
-        }
     }
 
     /// Ends the run for all ranks because of what this one saw. Gives the verdict, the same on all ranks.

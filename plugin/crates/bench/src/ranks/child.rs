@@ -1,15 +1,40 @@
-//! A process that this one has started. It is killed when it is dropped, and no wait for it is without an end.
+//! Processes that start each other. A process ends with the one that started it, is killed when that one drops it, and no wait for
+//! it is without an end.
 
 use std::io::Read;
+use std::path::PathBuf;
 use std::process::{Child, ExitStatus};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+
 use crate::error::Result;
 
 /// How often a wait looks whether the process has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// This program's file.
+///
+/// # Errors
+/// When the system does not say.
+pub(crate) fn this_program() -> Result<PathBuf> {
+    std::env::current_exe().map_err(|error| format!("this program's path: {error}"))
+}
+
+/// Ends this process when its parent ends, which must be this one.
+///
+/// # Errors
+/// When it has ended already.
+pub(crate) fn end_with(parent: i32) -> Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|error| format!("cannot tie this process to its parent: {error}"))?;
+    match getppid().is_some_and(|now| now.as_raw_nonzero().get() == parent) {
+        true => Ok(()),
+        false => Err("the process that started this one is gone".to_owned()),
+    }
+}
 
 /// A started process.
 pub(crate) struct Started(pub(crate) Child);

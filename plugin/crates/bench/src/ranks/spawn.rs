@@ -1,5 +1,6 @@
 //! Starts all ranks of a run on this machine, as processes of their own.
 
+use std::ffi::OsString;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
@@ -51,7 +52,7 @@ fn start(
         _ => Stdio::null(),
     };
     Command::new(std::env::current_exe()?)
-        .args(arguments())
+        .args(arguments_without(&["--spawn", "--ranks"]))
         .args(["--spawned-by", &std::process::id().to_string()])
         .env("RANK", rank.to_string())
         .env("WORLD_SIZE", ranks.to_string())
@@ -61,15 +62,15 @@ fn start(
         .spawn()
 }
 
-/// This process's arguments without `--spawn`.
-fn arguments() -> Vec<std::ffi::OsString> {
+/// This process's arguments without these flags and their values.
+pub(crate) fn arguments_without(flags: &[&str]) -> Vec<OsString> {
     let mut kept = vec![];
     let mut all = std::env::args_os().skip(1);
     while let Some(argument) = all.next() {
         let text = argument.to_string_lossy();
-        if text == "--spawn" || text == "--ranks" {
+        if flags.contains(&&*text) {
             all.next();
-        } else if !text.starts_with("--spawn=") && !text.starts_with("--ranks=") {
+        } else if !text.split_once('=').is_some_and(|(flag, _)| flags.contains(&flag)) {
             kept.push(argument);
         }
     }

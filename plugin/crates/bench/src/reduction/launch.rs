@@ -5,15 +5,14 @@ use std::os::fd::OwnedFd;
 use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
-use clap::ValueEnum;
-
 use super::hosts::Hosts;
 use super::servers::Servers;
 use super::timeline_log::Logs;
 use super::{Options, RunType};
+use crate::cli;
 use crate::cli::options::local_listener;
 use crate::error::Result;
-use crate::ranks::child::Text;
+use crate::ranks::child::{Text, this_program};
 use crate::ranks::spawn::Running;
 
 /// Default port of rank 0, for ranks on several hosts.
@@ -62,7 +61,7 @@ impl Launch<'_> {
     /// Runs all ranks of all jobs; gives what each wrote, the jobs one after the other.
     fn ranks(&self, environment: &[(String, String)]) -> Result<(ExitCode, Vec<String>)> {
         let Self { options, hosts, .. } = self;
-        let own = env::current_exe().map_err(|error| format!("this program's path: {error}"))?;
+        let own = this_program()?;
         let program = options.bench_program.as_ref().unwrap_or(&own);
         let mut running = Running::default();
         let mut written = vec![];
@@ -117,25 +116,20 @@ impl Launch<'_> {
     }
 }
 
-/// How a value is given on the command line.
-fn name(value: &impl ValueEnum) -> String {
-    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-}
-
 /// Those of a rank.
 fn arguments(options: &Options) -> Vec<String> {
     let run = &options.run;
     let given = [
-        ("--run-type", Some(name(&options.run_type))),
-        ("--driver", Some(name(&options.driver))),
+        ("--run-type", Some(cli::name(&options.run_type))),
+        ("--driver", Some(cli::name(&options.driver))),
         ("--size", Some(options.size.0.to_string())),
         ("--chunksize", options.chunksize.map(|size| size.0.to_string())),
         ("--depth", Some(options.depth.to_string())),
         ("--iters", Some(run.iterations.to_string())),
         ("--warmup_iters", Some(run.warmup.to_string())),
         ("--check", Some(run.check.to_string())),
-        ("--datatype", Some(run.kind.name().to_owned())),
-        ("--op", Some(run.op.name().to_owned())),
+        ("--datatype", Some(run.kind.name())),
+        ("--op", Some(run.op.name())),
         ("--timeout", Some(options.ranks.timeout.to_string())),
         ("--plugin", options.network.plugin.clone()),
         ("--api", options.network.api.map(|version| version.to_string())),

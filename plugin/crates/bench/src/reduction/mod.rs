@@ -19,7 +19,9 @@ use clap::{Args, ValueEnum};
 use crate::cli::options::{NetworkOptions, RankOptions, RunOptions};
 use crate::cli::size::Size;
 use crate::error::Result;
+use crate::output::record::{self, OutputOptions};
 use crate::ranks::wait::Driver;
+use crate::workload::Workload;
 use hosts::Hosts;
 use launch::Launch;
 use sweep::Sweep;
@@ -141,9 +143,8 @@ pub(crate) struct Options {
     /// servers, server-threads, split, or of a variable in the environment of servers and ranks
     #[arg(long, value_name = "NAME=VALUE,...")]
     sweep: Vec<Sweep>,
-    /// Print JSON instead of text
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputOptions,
     /// A rank that something else watches: its log goes to standard output, and it ends when its standard input does
     #[arg(long, hide = true)]
     watched: bool,
@@ -238,8 +239,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 
 /// Prints and draws what was asked for.
 fn report(options: &Options, logs: &Logs) -> Result<()> {
-    if options.json {
-        println!("{}", logs.json()?);
+    if options.output.json {
+        record::print(Options::NAME, logs.processes(), &logs.measured(&options.output)?)?;
     } else {
         print!("{}", logs.text()?);
     }

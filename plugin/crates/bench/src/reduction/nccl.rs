@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::Options;
-use super::timeline_log::{Line, Logs, Run};
+use super::timeline_log::{Line, Logs, Run, Task};
 use crate::error::Result;
 use crate::ranks::child::{Started, Text};
 
@@ -50,8 +50,8 @@ impl Benchmark {
             ("-n", run.iterations.to_string()),
             ("-w", run.warmup.to_string()),
             ("-c", run.check.to_string()),
-            ("-d", run.kind.name().to_owned()),
-            ("-o", run.op.name().to_owned()),
+            ("-d", run.kind.name()),
+            ("-o", run.op.name()),
         ] {
             command.args([option, &value]);
         }
@@ -127,20 +127,18 @@ fn read(output: &[String]) -> Result<Run> {
         let text = field(name)?;
         text.parse().map_err(|_| format!("nccl-tests printed {text:?} as {name}"))
     };
-    Ok(Run {
+    let task = Task {
         network: "NCCL, by nccl-tests".to_owned(),
-        rank: 0,
         ranks,
         size: number("size")? as u64,
         chunksize: number("size")? as u64,
         kind: field("type")?.clone(),
         redop: field("redop")?.clone(),
-        seconds: number("time")? / 1e6,
-        cpu: None,
         driver: None,
-        // Where nothing is checked it says N/A.
-        wrong: if field("#wrong")? == "N/A" { 0 } else { number("#wrong")? as u64 },
-    })
+    };
+    // Where nothing is checked it says N/A.
+    let wrong = if field("#wrong")? == "N/A" { 0 } else { number("#wrong")? as u64 };
+    Ok(Run { task, rank: 0, seconds: number("time")? / 1e6, cpu: None, process: None, wrong })
 }
 
 #[cfg(test)]
@@ -155,8 +153,8 @@ mod tests {
         let row = "    67108864      16777216     float     sum      -1   1250.0   53.69   53.69      3   1230.1   54.56   54.56      0";
         let run =
             read(&lines(&format!("# nThread 1\n{ranks}\n{heading}\n{row}\n# Avg bus"))).unwrap();
-        assert_eq!((run.ranks, run.size, run.wrong), (2, 67_108_864, 3));
-        assert!((run.seconds - 1.25e-3).abs() < 1e-12 && run.kind == "float", "{run:?}");
+        assert_eq!((run.task.ranks, run.task.size, run.wrong), (2, 67_108_864, 3));
+        assert!((run.seconds - 1.25e-3).abs() < 1e-12 && run.task.kind == "float", "{run:?}");
         let unchecked = row.replace(" 3 ", " N/A ");
         let run = read(&lines(&format!("{heading}\n{unchecked}"))).unwrap();
         assert_eq!(run.wrong, 0);

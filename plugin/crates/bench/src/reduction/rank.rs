@@ -8,16 +8,18 @@ use std::thread;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use evenkeel_nccl_abi::HANDLE_SIZE;
-use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use super::timeline_log::{Journey, Line, Logs, Operation, Run, Span};
+use super::timeline_log::{Journey, Line, Logs, Operation, Run, Span, Task};
 use super::{Options, RunType};
 use crate::allreduce::ring::{Buffers, Ring};
+use crate::counters::cpu_seconds;
 use crate::error::Result;
+use crate::output::record::{Output, OutputOptions, Process};
 use crate::plugin_host::collnet::{Coll, Collectives, Elements, Registered};
 use crate::plugin_host::{Plugin, Region};
 use crate::ranks::bootstrap::World;
+use crate::workload::{self, Workload};
 
 /// Maximum number of operations that are reported to rank 0, over all ranks.
 const MAX_SHARED: usize = 40_000;
@@ -34,9 +36,21 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
             std::process::exit(1);
         });
     }
-    let mut world = World::join(options.ranks.rank_config()?)?;
-    let measured = measure(options, &mut world);
-    world.finish(measured)
+    workload::run(options, &options.ranks)
+}
+
+impl Workload for Options {
+    const NAME: &'static str = "reduction";
+    type Ranks = World;
+
+    fn output(&self) -> &OutputOptions {
+        &self.output
+    }
+
+    /// The report is printed by who watches all ranks, or else by rank 0.
+    fn measure(&self, world: &mut World, _: &Output) -> Result<u64> {
+        measure(self, world)
+    }
 }
 
 /// Seconds since 1970 of moments.
@@ -79,25 +93,24 @@ fn measure(options: &Options, world: &mut World) -> Result<u64> {
             rank.all(world, &mut Way::Collective { coll: &coll, from: &from, to: &to })?
         }
     };
-    let run = Run {
+    let task = Task {
         network: match options.run_type {
             RunType::Ring => format!("{}, ring", network.name),
             _ => network.name,
         },
-        rank: world.rank(),
         ranks: world.ranks().len(),
         size: bytes as u64,
         chunksize: chunk as u64,
-        kind: options.run.kind.name().to_owned(),
-        redop: options.run.op.name().to_owned(),
-        seconds,
-        cpu: Some(cpu),
+        kind: options.run.kind.name(),
+        redop: options.run.op.name(),
         driver: Some(options.driver),
-        wrong,
     };
+    let process = Some(Process::now(world.rank())?);
+    let ranks = task.ranks;
+    let run = Run { task, rank: world.rank(), seconds, cpu: Some(cpu), process, wrong };
     // Of very many, some do.
     let step =
-        if options.watched { 1 } else { (rank.operations.len() * run.ranks).div_ceil(MAX_SHARED) };
+        if options.watched { 1 } else { (rank.operations.len() * ranks).div_ceil(MAX_SHARED) };
     let operations = rank.operations.iter().step_by(step.max(1));
     let mut log: Vec<Line> = operations.copied().map(Line::Operation).collect();
     log.extend(pieces(&rank.operations)?.into_iter().map(Line::Piece));
@@ -194,12 +207,12 @@ impl Rank<'_> {
         }
         self.operations.clear();
         world.barrier()?;
-        let (start, used) = (Instant::now(), processor());
+        let (start, used) = (Instant::now(), cpu_seconds());
         for _ in 0..run.iterations {
             self.once(world, way)?;
         }
         let seconds = start.elapsed().as_secs_f64() / f64::from(run.iterations);
-        let cpu = (processor() - used) / f64::from(run.iterations);
+        let cpu = (cpu_seconds() - used) / f64::from(run.iterations);
         let timed = std::mem::take(&mut self.operations);
         let mut wrong = 0;
         let whole = 0..self.own.bytes();
@@ -280,10 +293,4 @@ impl Rank<'_> {
         }
         Ok(())
     }
-}
-
-/// Processor time of this process so far, in seconds.
-fn processor() -> f64 {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }

@@ -1,6 +1,5 @@
 //! Reduction servers as processes of their own, here or elsewhere, and what they note.
 
-use std::env;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Stdio;
@@ -12,7 +11,7 @@ use super::Options;
 use super::hosts::Host;
 use crate::cli::options::host_and_port;
 use crate::error::Result;
-use crate::ranks::child::{Started, Text};
+use crate::ranks::child::{Started, Text, this_program};
 
 /// How long a server may take to start, or to end.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -38,9 +37,7 @@ impl Servers {
     ) -> Result<Self> {
         let program = match &options.server_program {
             Some(program) => program.to_owned(),
-            None => env::current_exe()
-                .map_err(|error| format!("this program's path: {error}"))?
-                .with_file_name("evenkeel-reduction-server"),
+            None => this_program()?.with_file_name("evenkeel-reduction-server"),
         };
         let mut servers = Self(vec![]);
         for (index, host) in hosts.iter().enumerate() {

@@ -1,42 +1,36 @@
 //! Runs with all combinations of some settings, and which of them was best.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::str::FromStr;
 
+use clap::{Args, Command, FromArgMatches};
 use serde::Serialize;
 
 use super::Options;
 use super::hosts::Hosts;
 use super::launch::Launch;
-use crate::cli::size::Size;
 use crate::error::Result;
+use crate::output::record;
+use crate::ranks::spawn::arguments_without;
+use crate::workload::Workload;
 
 /// Maximum number of runs.
 const MAX_RUNS: usize = 500;
+
+/// The flags whose values a sweep may give.
+const FLAGS: [&str; 7] =
+    ["chunksize", "depth", "jobs", "piece", "servers", "server-threads", "split"];
 
 /// The values that one setting takes.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sweep(Vec<Setting>);
 
-/// One setting's value.
+/// One setting's value: of a flag, or of a variable of the environment.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Setting {
-    /// Bytes of an operation.
-    Chunksize(Size),
-    /// Operations in flight.
-    Depth(u16),
-    /// Jobs at a time.
-    Jobs(u16),
-    /// Bytes that a server takes at once.
-    Piece(Size),
-    /// Servers on this machine.
-    Servers(usize),
-    /// Threads of each server.
-    ServerThreads(u16),
-    /// Servers that an operation is cut over.
-    Split(u16),
-    /// A variable of the environment.
-    Variable(String, String),
+struct Setting {
+    name: String,
+    value: String,
 }
 
 impl FromStr for Sweep {
@@ -45,66 +39,40 @@ impl FromStr for Sweep {
     fn from_str(text: &str) -> Result<Self> {
         let (name, values) =
             text.split_once('=').ok_or("NAME=VALUE,..., such as piece=64K,256K")?;
-        let all = values.split(',').map(|value| Setting::read(name, value));
-        all.collect::<Result<_>>().map(Self)
+        let variable = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+        if !FLAGS.contains(&name) && (name.is_empty() || !name.chars().all(variable)) {
+            return Err(format!(
+                "{name:?}: {}, or a variable's name in capitals",
+                FLAGS.join(", ")
+            ));
+        }
+        let setting = |value: &str| Setting { name: name.to_owned(), value: value.to_owned() };
+        Ok(Self(values.split(',').map(setting).collect()))
     }
 }
 
-impl Setting {
-    fn read(name: &str, value: &str) -> Result<Self> {
-        let number = |most: u16| {
-            let number = value.parse().ok().filter(|number| (1..=most).contains(number));
-            number.ok_or_else(|| format!("{name}={value}: 1 to {most}"))
-        };
-        let variable = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
-        match name {
-            "chunksize" => value.parse().map(Self::Chunksize),
-            "depth" => number(32).map(Self::Depth),
-            "jobs" => number(64).map(Self::Jobs),
-            "piece" => value.parse().map(Self::Piece),
-            "servers" => number(64).map(|number| Self::Servers(number.into())),
-            "server-threads" => number(1024).map(Self::ServerThreads),
-            "split" => number(64).map(Self::Split),
-            _ if !name.is_empty() && name.chars().all(variable) => {
-                Ok(Self::Variable(name.to_owned(), value.to_owned()))
-            }
-            _ => Err(format!(
-                "{name:?}: chunksize, depth, jobs, piece, servers, server-threads, split or a variable's name in capitals"
-            )),
-        }
-    }
+/// A line with these settings.
+fn text(settings: &[Setting]) -> String {
+    let all: Vec<String> =
+        settings.iter().map(|Setting { name, value }| format!("{name}={value}")).collect();
+    all.join(" ")
+}
 
-    fn apply(&self, options: &mut Options, environment: &mut Vec<(String, String)>) {
-        match self.clone() {
-            Self::Chunksize(size) => options.chunksize = Some(size),
-            Self::Depth(depth) => options.depth = depth,
-            Self::Jobs(jobs) => options.jobs = jobs,
-            Self::Piece(size) => options.piece = Some(size),
-            Self::Servers(servers) => options.servers = Some(servers),
-            Self::ServerThreads(threads) => options.server_threads = Some(threads),
-            Self::Split(split) => options.split = Some(split),
-            Self::Variable(name, value) => environment.push((name, value)),
-        }
-    }
-
-    /// As it was given.
-    fn text(&self) -> String {
-        let size = |bytes: u64| match bytes {
-            _ if bytes > 0 && bytes.is_multiple_of(1 << 20) => format!("{}M", bytes >> 20),
-            _ if bytes > 0 && bytes.is_multiple_of(1 << 10) => format!("{}K", bytes >> 10),
-            _ => bytes.to_string(),
-        };
-        match self {
-            Self::Chunksize(bytes) => format!("chunksize={}", size(bytes.0)),
-            Self::Depth(depth) => format!("depth={depth}"),
-            Self::Jobs(jobs) => format!("jobs={jobs}"),
-            Self::Piece(bytes) => format!("piece={}", size(bytes.0)),
-            Self::Servers(servers) => format!("servers={servers}"),
-            Self::ServerThreads(threads) => format!("server-threads={threads}"),
-            Self::Split(split) => format!("split={split}"),
-            Self::Variable(name, value) => format!("{name}={value}"),
-        }
-    }
+/// The options and the environment of a run: those of a command line, with these settings in place of what it has.
+fn with(arguments: &[OsString], settings: &[Setting]) -> Result<(Options, Vec<(String, String)>)> {
+    let is_flag = |setting: &&Setting| FLAGS.contains(&&*setting.name);
+    let (flags, variables): (Vec<&Setting>, Vec<_>) = settings.iter().partition(is_flag);
+    let flags = flags.iter().map(|flag| format!("--{}={}", flag.name, flag.value).into());
+    let command = Options::augment_args(Command::new("reduction").args_override_self(true));
+    let matches = command.try_get_matches_from(arguments.iter().cloned().chain(flags));
+    let options = matches.and_then(|matches| Options::from_arg_matches(&matches));
+    let first_line = |error: clap::Error| {
+        let text = error.to_string();
+        let line = text.lines().next().unwrap_or_default();
+        format!("--sweep: {}", line.strip_prefix("error: ").unwrap_or(line))
+    };
+    let variable = |setting: &Setting| (setting.name.clone(), setting.value.clone());
+    Ok((options.map_err(first_line)?, variables.into_iter().map(variable).collect()))
 }
 
 /// Every setting with each of its values, in the order given: the last one changes fastest.
@@ -149,25 +117,24 @@ pub(super) fn run(options: &Options, hosts: &Hosts) -> Result<ExitCode> {
     if all.len() > MAX_RUNS {
         return Err(format!("{} combinations: at most {MAX_RUNS}", all.len()));
     }
-    let servers = |setting: &Setting| matches!(setting, Setting::Servers(_));
+    let servers = |setting: &Setting| setting.name == "servers";
     if options.hosts.is_some() && all.iter().flatten().any(servers) {
         return Err("--sweep servers: the hosts' file says which servers there are".to_owned());
     }
-    let mut outcomes: Vec<Outcome> = vec![];
-    let texts: Vec<String> = all
-        .iter()
-        .map(|settings| settings.iter().map(Setting::text).collect::<Vec<_>>().join(" "))
-        .collect();
+    // All are read before the first run.
+    let arguments = arguments_without(&["--sweep"]);
+    let runs: Vec<_> =
+        all.iter().map(|settings| with(&arguments, settings)).collect::<Result<_>>()?;
+    let texts: Vec<String> = all.iter().map(|settings| text(settings)).collect();
     let width = texts.iter().map(String::len).max().unwrap_or(0).max(8);
-    if !options.json {
+    let mut outcomes: Vec<Outcome> = vec![];
+    if !options.output.json {
         println!(
             "# {:width$} {:>12} {:>9} {:>12} {:>6}",
             "settings", "time (us)", "GB/s", "e2e (us)", "wrong"
         );
     }
-    for (settings, text) in all.iter().zip(texts) {
-        let (mut options, mut environment) = (options.clone(), vec![]);
-        settings.iter().for_each(|setting| setting.apply(&mut options, &mut environment));
+    for ((options, environment), text) in runs.into_iter().zip(texts) {
         let local = match options.ranks.spawn {
             Some(ranks) => Some(Hosts::local(options.servers.unwrap_or(0), ranks)?),
             None => None,
@@ -186,16 +153,17 @@ pub(super) fn run(options: &Options, hosts: &Hosts) -> Result<ExitCode> {
             e2e_us: clients.e2e.ok_or("nothing was measured")?.median,
             wrong: clients.wrong,
         };
-        if !options.json {
+        if !options.output.json {
             let Outcome { settings, time_us, algbw, e2e_us, wrong } = &outcome;
             println!("  {settings:width$} {time_us:>12.1} {algbw:>9.3} {e2e_us:>12.1} {wrong:>6}");
         }
         outcomes.push(outcome);
     }
     let best = best(&outcomes);
-    if options.json {
-        let text = serde_json::json!({"runs": outcomes, "best": best});
-        println!("{text}");
+    if options.output.json {
+        let wrong: u64 = outcomes.iter().map(|outcome| outcome.wrong).sum();
+        let measured = serde_json::json!({"runs": outcomes, "best": best, "wrong": wrong});
+        record::print(Options::NAME, vec![], &measured)?;
     } else if let Some(best) = best {
         println!("# best: {}, {:.3} GB/s", best.settings, best.algbw);
     }
@@ -211,10 +179,7 @@ mod tests {
     fn sweep_runs_each_combination_once() {
         let sweeps: Vec<Sweep> =
             ["piece=64K,1M", "EVENKEEL_FLOWS=1,2,4"].map(|text| text.parse().unwrap()).into();
-        let texts: Vec<_> = combinations(&sweeps)
-            .iter()
-            .map(|all| all.iter().map(Setting::text).collect::<Vec<_>>().join(" "))
-            .collect();
+        let texts: Vec<_> = combinations(&sweeps).iter().map(|all| text(all)).collect();
         assert_eq!(texts.len(), 6);
         assert_eq!(texts[0], "piece=64K EVENKEEL_FLOWS=1");
         assert_eq!(texts[1], "piece=64K EVENKEEL_FLOWS=2");
@@ -241,9 +206,20 @@ mod tests {
     }
 
     #[test]
-    fn sweep_refuses_unknown_settings() {
+    fn sweep_settings_replace_those_of_the_command_line() {
+        let arguments =
+            ["reduction", "--ranks", "2", "--depth", "4", "-n", "7"].map(OsString::from);
+        let with_sweep = |text: &str| {
+            let Sweep(settings) = text.parse::<Sweep>()?;
+            with(&arguments, &settings)
+        };
+        let (options, environment) = with_sweep("depth=9").unwrap();
+        assert_eq!((options.depth, options.run.iterations, environment), (9, 7, vec![]));
+        let (options, environment) = with_sweep("EVENKEEL_FLOWS=2").unwrap();
+        assert_eq!((options.depth, environment[0].1.as_str()), (4, "2"));
         for text in ["piece", "piece=", "piece=x", "depth=0", "depth=33", "colour=red", "=1"] {
-            assert!(text.parse::<Sweep>().is_err(), "{text}");
+            let error = with_sweep(text).err().unwrap_or_else(|| panic!("{text} is taken"));
+            assert_eq!(error.lines().count(), 1, "{error}");
         }
     }
 }

@@ -7,6 +7,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
+use crate::output::record::{OutputOptions, Process};
 use crate::output::statistics::Statistics;
 use crate::ranks::wait::Driver;
 
@@ -25,12 +26,12 @@ pub(super) enum Line {
     Piece(Journey),
 }
 
-/// What a rank did.
+/// What is reduced, by what.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Run {
-    /// The plugin's name, or that of what it did the reducing with.
+pub(super) struct Task {
+    /// The plugin's name, or that of what reduces in its place.
     pub(super) network: String,
-    pub(super) rank: usize,
+    /// Of each job.
     pub(super) ranks: usize,
     /// Bytes of the vector.
     pub(super) size: u64,
@@ -39,14 +40,25 @@ pub(super) struct Run {
     #[serde(rename = "type")]
     pub(super) kind: String,
     pub(super) redop: String,
+    /// None where something else drives the network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) driver: Option<Driver>,
+}
+
+/// What a rank did.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Run {
+    #[serde(flatten)]
+    pub(super) task: Task,
+    pub(super) rank: usize,
     /// Of one reduction of the vector, the mean.
     pub(super) seconds: f64,
     /// Processor time of the timed reductions, all threads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) cpu: Option<f64>,
-    /// None where something else drives the network.
+    /// The process of the rank. None where it is something else's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) driver: Option<Driver>,
+    pub(super) process: Option<Process>,
     /// Elements that were wrong here.
     pub(super) wrong: u64,
 }
@@ -101,15 +113,9 @@ pub(super) struct Logs {
 /// What the ranks say, together.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct OfClients {
-    pub(super) network: String,
+    #[serde(flatten)]
+    pub(super) task: Task,
     pub(super) jobs: usize,
-    /// Of each job.
-    pub(super) ranks: usize,
-    pub(super) size: u64,
-    pub(super) chunksize: u64,
-    #[serde(rename = "type")]
-    pub(super) kind: String,
-    pub(super) redop: String,
     /// Microseconds of one reduction: mean over reductions and ranks.
     pub(super) time_us: f64,
     /// Bytes of the vectors of all jobs per time, GB/s (10^9).
@@ -117,8 +123,6 @@ pub(super) struct OfClients {
     /// Processor seconds of all ranks of all jobs for each reduction.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) cpu: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) driver: Option<Driver>,
     pub(super) wrong: u64,
     /// None where only the mean is known, as of nccl-tests.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -129,6 +133,18 @@ pub(super) struct OfClients {
     pub(super) send: Option<Statistics>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) recv: Option<Statistics>,
+}
+
+/// What is in the record of a run.
+#[derive(Serialize)]
+pub(super) struct Measured {
+    clients: OfClients,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    servers: Option<OfServers>,
+    wrong: u64,
+    /// Times of operations.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    samples_us: Vec<f64>,
 }
 
 /// What the servers say, together.
@@ -221,7 +237,8 @@ impl Logs {
 
     /// How many jobs there were at a time.
     pub(super) fn jobs(&self) -> usize {
-        let ranks = self.clients.iter().find_map(|client| client.run.as_ref()).map(|run| run.ranks);
+        let ranks =
+            self.clients.iter().find_map(|client| client.run.as_ref()).map(|run| run.task.ranks);
         self.clients.len().div_ceil(ranks.unwrap_or(1).max(1))
     }
 
@@ -250,17 +267,11 @@ impl Logs {
             statistics(self.clients.iter().flat_map(|client| &client.pieces).map(span))
         };
         Ok(OfClients {
-            network: first.network.clone(),
+            task: first.task.clone(),
             jobs,
-            ranks: first.ranks,
-            size: first.size,
-            chunksize: first.chunksize,
-            kind: first.kind.clone(),
-            redop: first.redop.clone(),
             time_us: seconds * 1e6,
-            algbw: jobs as f64 * first.size as f64 / seconds / 1e9,
+            algbw: jobs as f64 * first.task.size as f64 / seconds / 1e9,
             cpu: runs.iter().map(|run| run.cpu).sum(),
-            driver: first.driver,
             wrong: runs.iter().map(|run| run.wrong).sum(),
             e2e: operations(|operation| operation.e2e),
             req: operations(|operation| operation.req),
@@ -285,17 +296,12 @@ impl Logs {
     /// When nothing was measured.
     pub(super) fn text(&self) -> Result<String> {
         let clients = self.of_clients()?;
+        let OfClients { task, jobs, time_us, algbw, wrong, e2e, req, send, recv, .. } = clients;
+        let Task { network, ranks, size, chunksize, kind, .. } = task;
+        let jobs = if jobs > 1 { format!("{jobs} jobs of ") } else { String::new() };
         let mut text = format!(
-            "# {}: {}{} ranks reduce {} bytes of {} in operations of {}: {:.1} us, {:.3} GB/s, {} wrong\n",
-            clients.network,
-            if clients.jobs > 1 { format!("{} jobs of ", clients.jobs) } else { String::new() },
-            clients.ranks,
-            clients.size,
-            clients.kind,
-            clients.chunksize,
-            clients.time_us,
-            clients.algbw,
-            clients.wrong
+            "# {network}: {jobs}{ranks} ranks reduce {size} bytes of {kind} in operations of {chunksize}: \
+             {time_us:.1} us, {algbw:.3} GB/s, {wrong} wrong\n"
         );
         let mut table = |title: &str, lines: &[(&str, Option<Statistics>)]| {
             // Writing to a String cannot fail.
@@ -304,7 +310,6 @@ impl Logs {
                 let _ = line.map(|line| writeln!(text, "{}", line.line(name)));
             }
         };
-        let OfClients { e2e, req, send, recv, .. } = clients;
         if e2e.is_some() {
             table(
                 "Clients, each operation, and each piece of it",
@@ -318,19 +323,22 @@ impl Logs {
         Ok(text)
     }
 
-    /// All statistics as one JSON object.
+    /// What is in the record of the run: all statistics, and at most this many times of operations in it.
     ///
     /// # Errors
     /// When nothing was measured.
-    pub(super) fn json(&self) -> Result<String> {
-        #[derive(Serialize)]
-        struct All {
-            clients: OfClients,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            servers: Option<OfServers>,
-        }
-        let all = All { clients: self.of_clients()?, servers: self.of_servers() };
-        serde_json::to_string(&all).map_err(|error| format!("the results: {error}"))
+    pub(super) fn measured(&self, output: &OutputOptions) -> Result<Measured> {
+        let clients = self.of_clients()?;
+        let spans = self.clients.iter().flat_map(|client| &client.operations);
+        let times: Vec<f64> = spans.map(|operation| operation.e2e[1] - operation.e2e[0]).collect();
+        let (wrong, samples_us) = (clients.wrong, output.samples_us(&times));
+        Ok(Measured { clients, servers: self.of_servers(), wrong, samples_us })
+    }
+
+    /// The processes of the ranks.
+    pub(super) fn processes(&self) -> Vec<Process> {
+        let runs = self.clients.iter().filter_map(|client| client.run.as_ref());
+        runs.filter_map(|run| run.process.clone()).collect()
     }
 }
 
@@ -392,7 +400,10 @@ pub(super) mod tests {
         fs::write(folder.join("client-1.jsonl"), "{\"run\":1}\n").unwrap();
         let broken = Logs::read(&folder);
         fs::remove_dir_all(&folder).unwrap();
-        assert_eq!(again.unwrap().json(), logs.json());
+        let json = |logs: &Logs| {
+            serde_json::to_string(&logs.measured(&OutputOptions::default()).unwrap()).unwrap()
+        };
+        assert_eq!(json(&again.unwrap()), json(&logs));
         assert!(broken.err().unwrap().contains("client-1.jsonl, line 1"));
         assert!(Logs::read(&folder).err().unwrap().contains("no client-0.jsonl"));
     }

@@ -80,7 +80,7 @@ pub(super) fn draw(logs: &Logs, window: Option<[f64; 2]>) -> Result<String> {
 fn middle(logs: &Logs) -> Option<Span> {
     let client = logs.clients.first()?;
     let run = client.run.as_ref()?;
-    let each = (run.size.div_ceil(run.chunksize.max(1)) as usize).max(1);
+    let each = (run.task.size.div_ceil(run.task.chunksize.max(1)) as usize).max(1);
     let whole = client.operations.len() / each;
     let at = whole / 2 * each;
     let operations = client.operations.get(at..at + each)?;

@@ -13,10 +13,11 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use clap::Args;
-use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use crate::cli::options::NetworkOptions;
+use crate::cli::time::time;
 use crate::error::Result;
+use crate::ranks::child::{end_with, this_program};
 use supervisor::Soak;
 use worker::Worker;
 
@@ -63,15 +64,6 @@ enum Part {
     Worker,
 }
 
-fn time(text: &str) -> std::result::Result<Duration, String> {
-    let units = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
-    let parsed = units.iter().find_map(|(unit, milliseconds)| {
-        let number: u64 = text.strip_suffix(unit)?.parse().ok()?;
-        number.checked_mul(*milliseconds).map(Duration::from_millis)
-    });
-    parsed.filter(|time| !time.is_zero()).ok_or_else(|| "a time such as 90s or 30m".to_owned())
-}
-
 impl Options {
     /// The place of the process that has another job key: the last one.
     fn wrong_key_place(&self) -> usize {
@@ -85,11 +77,7 @@ impl Options {
 /// One line: what went wrong, on which connection, and the seed.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     if let Some(parent) = options.spawned_by {
-        set_parent_process_death_signal(Some(Signal::KILL))
-            .map_err(|error| format!("cannot tie this process to its parent: {error}"))?;
-        if getppid().is_none_or(|now| now.as_raw_nonzero().get() != parent) {
-            return Err("the process that started this one is gone".to_owned());
-        }
+        end_with(parent)?;
     }
     match options.part {
         None => in_namespace(options),
@@ -113,7 +101,7 @@ fn in_namespace(options: &Options) -> Result<ExitCode> {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let seed = options.seed.unwrap_or_else(|| now.map_or(1, |now| now.as_millis() as u64));
     let mut command = Command::new("unshare");
-    command.arg("--net").arg(program()?);
+    command.arg("--net").arg(this_program()?);
     command.args(std::env::args_os().skip(1)).args(["--part", "supervisor"]);
     if options.seed.is_none() {
         command.args(["--seed", &seed.to_string()]);
@@ -121,20 +109,4 @@ fn in_namespace(options: &Options) -> Result<ExitCode> {
     command.args(["--spawned-by", &std::process::id().to_string()]);
     let status = command.status().map_err(|error| format!("unshare: {error}"))?;
     Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
-}
-
-fn program() -> Result<std::path::PathBuf> {
-    std::env::current_exe().map_err(|error| error.to_string())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn soak_durations_have_units() {
-        assert_eq!(time("30m"), Ok(Duration::from_secs(1800)));
-        assert_eq!(time("90s"), Ok(Duration::from_secs(90)));
-        assert!(time("30").is_err() && time("0s").is_err() && time("soon").is_err());
-    }
 }

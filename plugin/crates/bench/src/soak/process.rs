@@ -6,10 +6,10 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::Duration;
 
-use super::{Options, program};
+use super::Options;
+use crate::counters::Counters;
 use crate::error::Result;
-use crate::plugin_host::process::Usage;
-use crate::ranks::child::Started;
+use crate::ranks::child::{Started, this_program};
 
 /// What a process may hold more at the end. The allocator keeps some free memory that it cannot give back.
 const MAX_RESIDENT_GROWTH_KIB: u64 = 16 << 10;
@@ -38,8 +38,8 @@ pub(super) struct Process {
     input: ChildStdin,
     pub(super) life: u32,
     /// What it held when all connections were closed for the first time.
-    baseline: Option<Usage>,
-    last: Option<Usage>,
+    baseline: Option<Counters>,
+    last: Option<Counters>,
     /// Whether it was told to report what it holds.
     pub(super) is_asked: bool,
 }
@@ -53,7 +53,7 @@ impl Process {
         events: Sender<Event>,
     ) -> Result<Self> {
         let key = KEYS[usize::from(place == options.wrong_key_place())];
-        let mut command = Command::new(program()?);
+        let mut command = Command::new(this_program()?);
         command.args(["soak", "--part", "worker", "--seed", &seed.to_string()]);
         command.args(["--spawned-by", &std::process::id().to_string()]);
         command.args(["--device", &options.network.device.to_string()]);
@@ -99,12 +99,8 @@ impl Process {
 
     /// It says what it holds, in this line.
     pub(super) fn take_usage(&mut self, line: &str) -> Result<()> {
-        let all = line.split(' ').skip(1).filter_map(|word| word.parse().ok());
-        let all: Vec<u64> = all.collect();
-        let [descriptors, threads, resident_kib, allocated_kib] = all[..] else {
-            return Err(format!("process {} says {line:?}", self.place));
-        };
-        self.last = Some(Usage { descriptors, threads, resident_kib, allocated_kib });
+        let usage = line.strip_prefix("usage ").and_then(|json| serde_json::from_str(json).ok());
+        self.last = Some(usage.ok_or_else(|| format!("process {} says {line:?}", self.place))?);
         self.is_asked = false;
         Ok(())
     }
@@ -130,7 +126,7 @@ impl Process {
     }
 
     /// What it held the first and the last time.
-    pub(super) fn usage(&self) -> Option<(Usage, Usage)> {
+    pub(super) fn usage(&self) -> Option<(Counters, Counters)> {
         Some((self.baseline?, self.last?))
     }
 

@@ -12,9 +12,10 @@ use evenkeel_testkit::TestRng;
 use rustix::process::{Pid, WaitOptions, waitpid};
 
 use super::message::{MAX_BYTES, Messages};
+use crate::counters::Counters;
 use crate::error::Result;
-use crate::plugin_host::process::{Usage, fork_idle_child, usage};
-use crate::plugin_host::{Connecting, Listener, Plugin, Receiver, Region, Request, Sender};
+use crate::plugin_host::process::{fork_idle_child, give_back_free_memory};
+use crate::plugin_host::{Connecting, Connection, Listener, Plugin, Region, Request};
 
 /// Number of messages that an end has in flight.
 const DEPTH: usize = 2;
@@ -35,13 +36,12 @@ const MAX_CALM_TIME: Duration = Duration::from_secs(30);
 enum End {
     Listening(Listener),
     Connecting(Connecting),
-    Sending(Box<Flowing<Sender>>),
-    Receiving(Box<Flowing<Receiver>>),
+    Open(Box<Flowing>),
 }
 
 /// An end with messages.
-struct Flowing<T> {
-    connection: T,
+struct Flowing {
+    connection: Connection,
     messages: Messages,
     memory: Region,
     requests: VecDeque<Request>,
@@ -64,8 +64,8 @@ enum Outcome {
     Over(String),
 }
 
-impl<T> Flowing<T> {
-    fn new(connection: T, memory: Region, seed: u64, number: u64) -> Self {
+impl Flowing {
+    fn new(connection: Connection, memory: Region, seed: u64, number: u64) -> Self {
         Self {
             connection,
             messages: Messages::of(seed, number),
@@ -99,7 +99,7 @@ pub(super) struct Worker {
     ends: BTreeMap<u64, End>,
     children: Vec<i32>,
     /// What it held when it was asked first.
-    baseline: Option<Usage>,
+    baseline: Option<Counters>,
     bytes: u64,
     messages: u64,
 }
@@ -159,8 +159,8 @@ impl Worker {
                 Ok(())
             }
             ("finish", Some(id)) => {
-                if let Some(End::Sending(sending)) = self.ends.get_mut(&id) {
-                    sending.finishing = true;
+                if let Some(End::Open(end)) = self.ends.get_mut(&id) {
+                    end.finishing = true;
                 }
                 Ok(())
             }
@@ -189,6 +189,10 @@ impl Worker {
     /// Reports what the process holds once that does not change any more and is no more than the first time, or after a while.
     fn report_usage(&mut self) -> Result<()> {
         let since = Instant::now();
+        let usage = || {
+            give_back_free_memory();
+            Counters::now()
+        };
         let (mut last, mut calm) = (usage()?, 0);
         while calm < CALM && since.elapsed() < MAX_CALM_TIME {
             thread::sleep(CALM_PAUSE);
@@ -202,8 +206,8 @@ impl Worker {
             last = now;
         }
         self.baseline.get_or_insert(last);
-        let Usage { descriptors, threads, resident_kib, allocated_kib } = last;
-        say(&format!("usage {descriptors} {threads} {resident_kib} {allocated_kib}"))
+        let json = serde_json::to_string(&last).map_err(|error| error.to_string())?;
+        say(&format!("usage {json}"))
     }
 
     /// Moves what can be moved on all ends. Returns whether anything was.
@@ -236,38 +240,34 @@ impl Worker {
         Ok(match end {
             End::Listening(mut listener) => match listener.accept() {
                 Ok(None) => (Some(End::Listening(listener)), Outcome::Goes(false)),
-                Ok(Some(connection)) => {
-                    let memory = Region::new(DEPTH * MAX_BYTES)?;
-                    connection.register(&memory)?;
-                    say(&format!("open {id}"))?;
-                    let end = Box::new(Flowing::new(connection, memory, self.seed, id));
-                    (None, Outcome::Becomes(End::Receiving(end)))
-                }
+                Ok(Some(connection)) => (None, self.opened(id, connection)?),
                 Err(why) => (None, Outcome::Over(format!("received {id} 0 accept: {why}"))),
             },
             End::Connecting(mut connecting) => match connecting.poll() {
                 Ok(None) => (Some(End::Connecting(connecting)), Outcome::Goes(false)),
-                Ok(Some(connection)) => {
-                    let memory = Region::new(DEPTH * MAX_BYTES)?;
-                    connection.register(&memory)?;
-                    say(&format!("open {id}"))?;
-                    let end = Box::new(Flowing::new(connection, memory, self.seed, id));
-                    (None, Outcome::Becomes(End::Sending(end)))
-                }
+                Ok(Some(connection)) => (None, self.opened(id, connection)?),
                 Err(why) => (None, Outcome::Over(format!("lost {id} 0 {why}"))),
             },
-            End::Sending(mut sending) => {
-                let outcome = self.send(id, &mut sending)?;
-                (Some(End::Sending(sending)), outcome)
-            }
-            End::Receiving(mut receiving) => {
-                let outcome = self.receive(id, &mut receiving)?;
-                (Some(End::Receiving(receiving)), outcome)
+            End::Open(mut end) => {
+                let outcome = match end.connection.receives() {
+                    true => self.receive(id, &mut end)?,
+                    false => self.send(id, &mut end)?,
+                };
+                (Some(End::Open(end)), outcome)
             }
         })
     }
 
-    fn send(&mut self, id: u64, end: &mut Flowing<Sender>) -> Result<Outcome> {
+    /// Makes an end with messages of a connection that is complete.
+    fn opened(&self, id: u64, connection: Connection) -> Result<Outcome> {
+        let memory = Region::new(DEPTH * MAX_BYTES)?;
+        connection.register(&memory)?;
+        say(&format!("open {id}"))?;
+        let end = Flowing::new(connection, memory, self.seed, id);
+        Ok(Outcome::Becomes(End::Open(Box::new(end))))
+    }
+
+    fn send(&mut self, id: u64, end: &mut Flowing) -> Result<Outcome> {
         let mut moved = false;
         let now = Instant::now();
         while !end.finishing && end.requests.len() < DEPTH && now >= end.next {
@@ -277,7 +277,7 @@ impl Worker {
             if end.requests.is_empty() {
                 end.moved = now;
             }
-            match end.connection.isend(&end.memory, part) {
+            match end.connection.post(&end.memory, part) {
                 Ok(None) => break,
                 Ok(Some(request)) => end.requests.push_back(request),
                 Err(why) => return Ok(Outcome::Over(format!("lost {id} {} {why}", end.done))),
@@ -308,14 +308,14 @@ impl Worker {
         Ok(Outcome::Goes(moved))
     }
 
-    fn receive(&mut self, id: u64, end: &mut Flowing<Receiver>) -> Result<Outcome> {
+    fn receive(&mut self, id: u64, end: &mut Flowing) -> Result<Outcome> {
         let mut moved = false;
         while end.requests.len() < DEPTH {
             let (_, part) = end.next_message();
             if end.requests.is_empty() {
                 end.moved = Instant::now();
             }
-            match end.connection.irecv(&end.memory, part) {
+            match end.connection.post(&end.memory, part) {
                 Ok(None) => break,
                 Ok(Some(request)) => end.requests.push_back(request),
                 Err(why) => return Ok(Outcome::Over(format!("received {id} {} {why}", end.done))),
@@ -354,7 +354,7 @@ impl Worker {
         Ok(Outcome::Goes(moved))
     }
 
-    fn count<T>(&mut self, end: &mut Flowing<T>, size: usize) {
+    fn count(&mut self, end: &mut Flowing, size: usize) {
         end.requests.pop_front();
         end.done += 1;
         end.moved = Instant::now();

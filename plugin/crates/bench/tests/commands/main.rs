@@ -13,6 +13,7 @@ mod metrics;
 mod net;
 mod process;
 mod rdma;
+mod record;
 mod reduction;
 mod scale;
 mod security;
