@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use sha2::{Digest, Sha256};
 
+use crate::cli;
 use crate::element::{Op, Type};
 use crate::error::Result;
 use crate::output::record::Network;
@@ -55,17 +56,12 @@ impl NetworkOptions {
     /// # Errors
     /// When it cannot begin anew.
     pub(crate) fn settle(&self) -> Result<()> {
-        let wanted = match self.transport {
-            None => return Ok(()),
-            Some(Carrier::Auto) => "auto",
-            Some(Carrier::Tcp) => "tcp",
-            Some(Carrier::Rdma) => "rdma",
-        };
+        let Some(wanted) = self.transport.as_ref().map(cli::name) else { return Ok(()) };
         if std::env::var(TRANSPORT).is_ok_and(|value| value == wanted) {
             return Ok(());
         }
         let mut again = Command::new(this_program()?);
-        let error = again.args(std::env::args_os().skip(1)).env(TRANSPORT, wanted).exec();
+        let error = again.args(std::env::args_os().skip(1)).env(TRANSPORT, &wanted).exec();
         Err(format!("cannot begin anew with {TRANSPORT}={wanted}: {error}"))
     }
 

@@ -132,6 +132,7 @@ fn arguments(options: &Options) -> Vec<String> {
         ("--op", Some(run.op.name())),
         ("--timeout", Some(options.ranks.timeout.to_string())),
         ("--plugin", options.network.plugin.clone()),
+        ("--transport", options.network.transport.as_ref().map(cli::name)),
         ("--api", options.network.api.map(|version| version.to_string())),
         ("--device", Some(options.network.device.to_string())),
     ];

@@ -187,6 +187,7 @@ impl FromStr for Window {
 /// # Errors
 /// One line: what went wrong, and which rank is the cause where that is known.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    options.network.settle()?;
     if let Some(folder) = &options.analyze {
         report(options, &Logs::read(folder)?)?;
         return Ok(ExitCode::SUCCESS);

@@ -80,7 +80,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         end_with(parent)?;
     }
     match options.part {
-        None => in_namespace(options),
+        None => {
+            options.network.settle()?;
+            in_namespace(options)
+        }
         Some(Part::Worker) => {
             let (plugin, _) = options.network.open()?;
             let seed = options.seed.unwrap_or(0);

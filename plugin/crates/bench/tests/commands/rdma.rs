@@ -173,6 +173,9 @@ fn rdma_required_without_a_device_is_an_error() {
     run("collective --spawn 2 --transport rdma --tcp-device lo").failed("NCCL_IB_HCA");
     let port = "--ib-device none0 --ib-port 1 --ib-index 0";
     run(&format!("collective --spawn 2 --transport ibverbs {port}")).failed("EVENKEEL_TRANSPORT");
+    let mut command = bench("reduction --ranks 2 --run-type ring --size 64K --transport rdma");
+    command.env("NCCL_IB_HCA", "=none0");
+    Running::start(command).end().failed("EVENKEEL_TRANSPORT");
     let mut command = bench("allreduce --spawn 2 -b 4 -e 4");
     by_rdma(&mut command, "none0");
     Running::start(command).end().failed("EVENKEEL_TRANSPORT");
