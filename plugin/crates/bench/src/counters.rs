@@ -25,7 +25,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// Those of now. Counting thousands of descriptors takes time.
+    /// Reads them. Counting thousands of descriptors takes time.
     ///
     /// # Errors
     /// When /proc cannot be read.

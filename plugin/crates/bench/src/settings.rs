@@ -1,7 +1,6 @@
 //! `evenkeel-bench settings`: the plugin's settings, from the table that the plugin itself reads them by.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 
 use clap::Args;
 use evenkeel_transport::Settings;
@@ -9,6 +8,7 @@ use evenkeel_transport::settings::SETTINGS;
 use evenkeel_transport::settings::table::Variable;
 
 use crate::error::Result;
+use crate::output;
 
 /// How to show them.
 #[derive(Args, Clone, Debug)]
@@ -40,9 +40,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     } else {
         plain(|name| std::env::var(name).ok())
     };
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(|error| format!("cannot write the settings: {error}"))
+    output::write(&text)
 }
 
 /// The variables of all tables.

@@ -1,7 +1,5 @@
 //! The record of a run: one line of JSON, in which what a workload measured is beside what every run has.
 
-use std::io::{self, Write};
-
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
@@ -78,7 +76,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// This one.
+    /// The process of this rank, as it is now.
     ///
     /// # Errors
     /// When /proc cannot be read.
@@ -143,10 +141,10 @@ pub(crate) fn print(
         measured,
     };
     let json = serde_json::to_string(&record).map_err(|error| format!("the record: {error}"))?;
-    write(&format!("{json}\n"))
+    super::write(&format!("{json}\n"))
 }
 
-/// What one rank prints. Only rank 0 does: text as it goes, or the record at the end.
+/// The output of a rank. Only rank 0 prints: text as the run goes, or the record at its end.
 pub(crate) struct Output {
     workload: &'static str,
     options: OutputOptions,
@@ -154,7 +152,7 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Of a rank.
+    /// What this rank prints.
     pub(crate) fn new(workload: &'static str, options: &OutputOptions, rank: usize) -> Self {
         Self { workload, options: options.clone(), prints: rank == 0 }
     }
@@ -164,7 +162,7 @@ impl Output {
     /// # Errors
     /// When it cannot be written.
     pub(crate) fn text(&self, text: &str) -> Result<()> {
-        if self.prints && !self.options.json { write(text) } else { Ok(()) }
+        if self.prints && !self.options.json { super::write(text) } else { Ok(()) }
     }
 
     /// Prints the record. All ranks call it together, while their connections are open: it returns once all have.
@@ -179,13 +177,6 @@ impl Output {
         }
         Ok(())
     }
-}
-
-/// Writes to standard output at once.
-fn write(text: &str) -> Result<()> {
-    let mut out = io::stdout().lock();
-    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    written.map_err(|error| format!("cannot write the results: {error}"))
 }
 
 #[cfg(test)]

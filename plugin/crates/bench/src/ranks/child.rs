@@ -1,7 +1,7 @@
 //! Processes that start each other. A process ends with the one that started it, is killed when that one drops it, and no wait for
 //! it is without an end.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, ExitStatus};
 use std::sync::mpsc;
@@ -14,6 +14,8 @@ use crate::error::Result;
 
 /// How often a wait looks whether the process has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Maximum number of lines that have been read and not yet taken.
+const MAX_LINES: usize = 1024;
 
 /// This program's file.
 ///
@@ -71,13 +73,24 @@ impl Drop for Started {
     }
 }
 
+/// The lines that come through a pipe. The channel ends with it.
+pub(crate) fn lines(pipe: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
+    let (sender, receiver) = mpsc::sync_channel(MAX_LINES);
+    thread::spawn(move || {
+        let lines = pipe.into_iter().flat_map(|pipe| BufReader::new(pipe).lines());
+        // The receiver is gone where nobody waits for them any more.
+        lines.map_while(std::io::Result::ok).all(|line| sender.send(line).is_ok())
+    });
+    receiver
+}
+
 /// All that comes through a pipe, read meanwhile.
 pub(crate) struct Text(mpsc::Receiver<String>);
 
 impl Text {
     /// Begins to read.
     pub(crate) fn of(pipe: Option<impl Read + Send + 'static>) -> Self {
-        let (sender, text) = mpsc::channel();
+        let (sender, text) = mpsc::sync_channel(1);
         thread::spawn(move || {
             let mut text = String::new();
             // What has come until the pipe broke is still of use.

@@ -1,16 +1,15 @@
 //! NCCL itself, driven by nccl-tests on GPUs, and what that says as one of our own reports.
 
-use std::io::{BufRead, BufReader, ErrorKind};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc;
-use std::thread;
 use std::time::Duration;
 
 use super::Options;
 use super::timeline_log::{Line, Logs, Run, Task};
 use crate::error::Result;
-use crate::ranks::child::{Started, Text};
+use crate::ranks::child::{Started, Text, lines};
 
 /// Runs NCCL's benchmark and reports what it measured, out of place.
 ///
@@ -76,13 +75,7 @@ impl Benchmark {
     /// Its output, once it has ended with success. It is killed when it prints nothing for `timeout`.
     fn lines(mut self, timeout: Duration) -> Result<Vec<String>> {
         let errors = Text::of(self.process.0.stderr.take());
-        let (sender, receiver) = mpsc::channel();
-        let out = self.process.0.stdout.take();
-        thread::spawn(move || {
-            let lines = out.into_iter().flat_map(|out| BufReader::new(out).lines());
-            // The receiver is gone once the wait has timed out.
-            lines.map_while(std::result::Result::ok).all(|line| sender.send(line).is_ok())
-        });
+        let receiver = lines(self.process.0.stdout.take());
         let mut output = vec![];
         loop {
             match receiver.recv_timeout(timeout) {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -15,6 +15,7 @@ use super::{Options, RunType};
 use crate::allreduce::ring::{Buffers, Ring};
 use crate::counters::cpu_seconds;
 use crate::error::Result;
+use crate::output;
 use crate::output::record::{Output, OutputOptions, Process};
 use crate::plugin_host::collnet::{Coll, Collectives, Elements, Registered};
 use crate::plugin_host::{Plugin, Region};
@@ -124,10 +125,7 @@ fn measure(options: &Options, world: &mut World) -> Result<u64> {
     let all: Vec<Mine> = world.all_gather(&Mine { wrong, log: kept })?;
     let wrong = all.iter().map(|mine| mine.wrong).sum();
     if options.watched {
-        let mut out = io::stdout().lock();
-        out.write_all(text.as_bytes())
-            .and_then(|()| out.flush())
-            .map_err(|error| format!("the log: {error}"))?;
+        output::write(&text)?;
     } else if world.rank() == 0 {
         let logs = all.into_iter().map(|mine| mine.log).collect();
         super::report(options, &Logs::new(logs, vec![])?)?;

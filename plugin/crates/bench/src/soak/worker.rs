@@ -2,8 +2,8 @@
 //! what to do on standard input, a line each, and reports on standard output.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, BufRead, Write};
-use std::sync::mpsc::{self, Receiver as Lines, TryRecvError};
+use std::io;
+use std::sync::mpsc::TryRecvError;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,10 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 use super::message::{MAX_BYTES, Messages};
 use crate::counters::Counters;
 use crate::error::Result;
+use crate::output;
 use crate::plugin_host::process::{fork_idle_child, give_back_free_memory};
 use crate::plugin_host::{Connecting, Connection, Listener, Plugin, Region, Request};
+use crate::ranks::child::lines;
 
 /// Number of messages that an end has in flight.
 const DEPTH: usize = 2;
@@ -112,7 +114,7 @@ impl Worker {
 
     /// Does what it is told until it is told to end.
     pub(super) fn run(&mut self) -> Result<()> {
-        let commands = commands();
+        let commands = lines(Some(io::stdin()));
         let mut reported = Instant::now();
         loop {
             match commands.try_recv() {
@@ -371,21 +373,6 @@ fn parse_handle(text: &str) -> Option<[u8; HANDLE_SIZE]> {
     Some(handle)
 }
 
-/// The lines of standard input.
-fn commands() -> Lines<String> {
-    let (lines, commands) = mpsc::channel();
-    thread::spawn(move || {
-        for line in io::stdin().lock().lines().map_while(io::Result::ok) {
-            if lines.send(line).is_err() {
-                break;
-            }
-        }
-    });
-    commands
-}
-
 fn say(line: &str) -> Result<()> {
-    let mut out = io::stdout().lock();
-    let said = writeln!(out, "{line}").and_then(|()| out.flush());
-    said.map_err(|error| format!("cannot report {line:?}: {error}"))
+    output::write(&format!("{line}\n"))
 }

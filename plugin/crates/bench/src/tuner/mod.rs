@@ -3,7 +3,6 @@
 mod nccl;
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 
 use clap::Args;
 use evenkeel_tuner::{
@@ -11,6 +10,7 @@ use evenkeel_tuner::{
 };
 
 use crate::error::Result;
+use crate::output;
 use nccl::Model;
 
 /// The network.
@@ -113,10 +113,7 @@ fn time(seconds: f64) -> String {
 /// # Errors
 /// Says what could not be printed.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let text = if options.markdown { markdown()? } else { plain(options)? };
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(|error| format!("cannot write the table: {error}"))
+    output::write(&if options.markdown { markdown()? } else { plain(options)? })
 }
 
 /// Bytes a second of Mb/s.
@@ -125,25 +122,16 @@ fn bytes_of(megabits: u32) -> f64 {
 }
 
 fn plain(options: &Options) -> Result<String> {
-    let bandwidth = bytes_of(options.bandwidth);
-    let count = usize::from(options.servers);
-    let servers = (count > 0).then_some(Servers { count, bandwidth });
-    let nodes = usize::from(options.nodes);
-    let network = Network {
-        nodes,
-        ranks: nodes,
-        bandwidth,
-        latency: f64::from(options.latency) * 1e-6,
-        servers,
-    };
-    let case = Case { network, speed: bandwidth / 1e9 };
+    let Options { bandwidth, latency, .. } = *options;
+    let shown = Shown { title: "", bandwidth, latency, speed: bandwidth };
+    let case = shown.case(options.nodes.into(), options.servers.into());
     let mut text = format!(
         "{:>8}  {:<14} {:>9}  {:<14} {:>9}  {:>9}\n",
         "size", "NCCL", "estimate", "Evenkeel", "estimate", "chunk"
     );
     for bytes in sizes() {
         let Choices { nccl, ours } = case.choices(bytes)?;
-        let chunk = chunk_bytes(&network, ALL_REDUCE, ours.0, ours.1, bytes, 2);
+        let chunk = chunk_bytes(&case.network, ALL_REDUCE, ours.0, ours.1, bytes, 2);
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
@@ -165,6 +153,17 @@ struct Shown {
     bandwidth: u32,
     latency: u32,
     speed: u32,
+}
+
+impl Shown {
+    /// This number of nodes with one rank each, and of servers with the bandwidth of a node.
+    fn case(&self, nodes: usize, servers: usize) -> Case {
+        let bandwidth = bytes_of(self.bandwidth);
+        let servers = (servers > 0).then_some(Servers { count: servers, bandwidth });
+        let latency = f64::from(self.latency) * 1e-6;
+        let network = Network { nodes, ranks: nodes, bandwidth, latency, servers };
+        Case { network, speed: bytes_of(self.speed) / 1e9 }
+    }
 }
 
 const SHOWN: [Shown; 3] = [
@@ -261,11 +260,7 @@ estimate of each.
 }
 
 fn cell(shown: &Shown, nodes: usize, servers: usize, bytes: usize) -> Result<String> {
-    let bandwidth = bytes_of(shown.bandwidth);
-    let servers = (servers > 0).then_some(Servers { count: servers, bandwidth });
-    let latency = f64::from(shown.latency) * 1e-6;
-    let network = Network { nodes, ranks: nodes, bandwidth, latency, servers };
-    let case = Case { network, speed: bytes_of(shown.speed) / 1e9 };
+    let case = shown.case(nodes, servers);
     let Choices { nccl, ours } = case.choices(bytes)?;
     let shown = |choice| {
         Ok::<_, String>(format!("{} {}", name(choice), time(case.seconds(choice, bytes)?)))
@@ -292,12 +287,7 @@ mod tests {
         for shown in &SHOWN {
             for nodes in NODES {
                 for (_, count) in SERVERS {
-                    let bandwidth = bytes_of(shown.bandwidth);
-                    let servers =
-                        (count(nodes) > 0).then_some(Servers { count: count(nodes), bandwidth });
-                    let latency = f64::from(shown.latency) * 1e-6;
-                    let network = Network { nodes, ranks: nodes, bandwidth, latency, servers };
-                    let case = Case { network, speed: bytes_of(shown.speed) / 1e9 };
+                    let case = shown.case(nodes, count(nodes));
                     for bytes in sizes() {
                         let Choices { nccl, ours } = case.choices(bytes).unwrap();
                         let cost = |choice| case.seconds(choice, bytes).unwrap();
