@@ -41,6 +41,7 @@ func TestParseLogs(t *testing.T) {
 	}{
 		"evenkeel-text.log":                    {rows: 5, average: 1.1466, peak: 1.86, networks: ours},
 		"evenkeel-json.log":                    {rows: 4, average: 1.5668593318998754, peak: 2.3485077334158744, networks: ours},
+		"evenkeel-record.log":                  {rows: 3, average: 0.28324226462724567, peak: 0.4138717056759348, networks: []ncclout.Network{{Name: "Evenkeel", Version: 12, Library: "/opt/evenkeel/libnccl-net-evenkeel.so", SHA256: "f4b0f79b0dbb", Transport: "tcp"}}},
 		"evenkeel-unchecked.log":               {rows: 3, average: 1.4321, peak: 2.38, networks: ours},
 		"evenkeel-info.log":                    {rows: 3, average: 1.0603, peak: 1.72, networks: ours},
 		"evenkeel-info-json.log":               {rows: 3, average: 1.0152227920394943, peak: 1.5874832122760103, networks: ours},
