@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -71,6 +71,7 @@ pub(crate) struct RankConfig {
 /// A connection between rank 0 and another.
 struct Connection {
     stream: TcpStream,
+    opened: Instant,
     inbox: Vec<u8>,
     messages: VecDeque<Message>,
     ended: bool,
@@ -85,7 +86,8 @@ impl Connection {
         sockopt::set_tcp_keepidle(&stream, Duration::from_secs(5))?;
         sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(2))?;
         sockopt::set_tcp_keepcnt(&stream, 3)?;
-        Ok(Self { stream, inbox: vec![], messages: VecDeque::new(), ended: false })
+        let (opened, messages) = (Instant::now(), VecDeque::new());
+        Ok(Self { stream, opened, inbox: vec![], messages, ended: false })
     }
 
     /// Reads what has arrived. A connection that breaks, or sends no valid message, has ended.
@@ -101,18 +103,15 @@ impl Connection {
             }
             while let Some((length, rest)) = self.inbox.split_first_chunk::<4>() {
                 let length = u32::from_be_bytes(*length) as usize;
-                if length > MAX_MESSAGE {
+                let Some(body) = rest.get(..length) else {
+                    self.ended |= length > MAX_MESSAGE;
+                    break;
+                };
+                let Ok(message) = serde_json::from_slice(body) else {
                     self.ended = true;
                     return;
-                }
-                let Some(body) = rest.get(..length) else { break };
-                match serde_json::from_slice(body) {
-                    Ok(message) => self.messages.push_back(message),
-                    Err(_) => {
-                        self.ended = true;
-                        return;
-                    }
-                }
+                };
+                self.messages.push_back(message);
                 self.inbox.drain(..4 + length);
             }
         }
@@ -366,46 +365,30 @@ fn accept_ranks(config: RankConfig) -> Result<World> {
     let deadline = Instant::now() + config.timeout;
     let listener = match config.listener {
         Some(listener) => listener,
-        // On all addresses: the address that the others use may be a Service's, which cannot be bound here.
-        None => TcpListener::bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, config.port)))
-            .or_else(|_| TcpListener::bind(("0.0.0.0", config.port)))
-            .map_err(|error| {
-                format!(
-                    "rank 0 cannot listen on port {}: {error}; choose another MASTER_PORT",
-                    config.port
-                )
-            })?,
+        None => listen(config.port)?,
     };
     listener.set_nonblocking(true).map_err(|error| format!("listener: {error}"))?;
     let mut found: Vec<Option<(Connection, RankInfo)>> =
         (1..config.world_size).map(|_| None).collect();
-    let mut pending: Vec<(Connection, SocketAddr, Instant)> = vec![];
+    let mut pending: Vec<Connection> = vec![];
     loop {
-        while let Ok((stream, from)) = listener.accept() {
-            if pending.len() < MAX_PENDING
-                && let Ok(connection) = Connection::new(stream)
-            {
-                pending.push((connection, from, Instant::now() + HELLO_TIMEOUT));
-            }
+        while let Ok((stream, _)) = listener.accept() {
+            // One of too many is closed.
+            pending.extend(Connection::new(stream).ok().filter(|_| pending.len() < MAX_PENDING));
         }
-        for (connection, from, until) in std::mem::take(&mut pending) {
-            if let Some(waiting) =
-                take_hello(connection, from, until, config.world_size, &mut found)
-            {
-                pending.push(waiting);
-            }
-        }
-        for (at, config) in found.iter_mut().enumerate() {
+        let waiting = std::mem::take(&mut pending).into_iter();
+        pending = waiting.filter_map(|connection| take_hello(connection, &mut found)).collect();
+        for (at, place) in found.iter_mut().enumerate() {
             // A rank that leaves before all have joined may join again, as a restarted pod does.
-            if let Some((connection, member)) = config {
+            if let Some((connection, member)) = place {
                 connection.receive();
                 if connection.ended {
                     eprintln!("{} left; waiting for it to join again", describe(at + 1, member));
-                    *config = None;
+                    *place = None;
                 }
             }
         }
-        let missing = found.iter().enumerate().filter(|(_, connection)| connection.is_none());
+        let missing = found.iter().enumerate().filter(|(_, place)| place.is_none());
         let missing: Vec<_> = missing.map(|(at, _)| (at + 1).to_string()).collect();
         if missing.is_empty() {
             break;
@@ -418,10 +401,10 @@ fn accept_ranks(config: RankConfig) -> Result<World> {
                 listener.local_addr().map_or(config.port, |address| address.port()),
             ));
         }
-        let waiting = pending.iter().map(|(connection, ..)| connection);
-        let waiting = waiting.chain(found.iter().flatten().map(|(connection, _)| connection));
+        let next = pending.iter().map(|connection| connection.opened + HELLO_TIMEOUT);
+        let next = next.fold(deadline, Instant::min);
+        let waiting = found.iter().flatten().map(|(connection, _)| connection).chain(&pending);
         let ready = waiting.filter_map(Connection::readable);
-        let next = pending.iter().map(|(.., until)| *until).fold(deadline, Instant::min);
         wait(
             ready.chain([PollFd::new(&listener, PollFlags::IN)]),
             next.saturating_duration_since(Instant::now()),
@@ -429,7 +412,7 @@ fn accept_ranks(config: RankConfig) -> Result<World> {
     }
     let (connections, others): (Vec<_>, Vec<_>) = found.into_iter().flatten().unzip();
     let own = connections.first().and_then(|connection| connection.stream.local_addr().ok());
-    let address = own.map_or_else(|| config.host.clone(), |address| canonical(address.ip()));
+    let address = own.map_or_else(|| config.host.clone(), canonical);
     let mut ranks = vec![RankInfo { host: hostname(), address }];
     ranks.extend(others);
     let mut world = World { rank: 0, ranks, timeout: config.timeout, connections };
@@ -439,55 +422,60 @@ fn accept_ranks(config: RankConfig) -> Result<World> {
     }
 }
 
-fn canonical(address: IpAddr) -> String {
-    address.to_canonical().to_string()
+/// On all addresses: the address that the others use may be a Service's, which cannot be bound
+/// here.
+fn listen(port: u16) -> Result<TcpListener> {
+    // The first takes connections over IPv4 too. The second is for hosts without IPv6.
+    let all: [SocketAddr; 2] =
+        [(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()];
+    TcpListener::bind(&all[..]).map_err(|error| {
+        format!("rank 0 cannot listen on port {port}: {error}; choose another MASTER_PORT")
+    })
+}
+
+fn canonical(address: SocketAddr) -> String {
+    address.ip().to_canonical().to_string()
 }
 
 /// Adds a connection to the ranks once its hello has arrived; gives it back until then.
 fn take_hello(
     mut connection: Connection,
-    from: SocketAddr,
-    until: Instant,
-    world_size: usize,
     found: &mut [Option<(Connection, RankInfo)>],
-) -> Option<(Connection, SocketAddr, Instant)> {
+) -> Option<Connection> {
     connection.receive();
-    let address = canonical(from.ip());
+    let (others, world_size) = (found.len(), found.len() + 1);
+    let address = connection.stream.peer_addr().map_or_else(|_| "?".to_owned(), canonical);
     let refusal = match connection.messages.pop_front() {
-        Some(Message::Hello { protocol, .. }) if protocol != PROTOCOL => Some(
-            "another version of evenkeel-bench runs on rank 0; use the same everywhere".to_owned(),
-        ),
-        Some(Message::Hello { world_size: theirs, .. }) if theirs != world_size => {
-            Some(format!("rank 0 runs with {world_size} ranks, this one with {theirs}"))
+        None if !connection.ended && connection.opened.elapsed() < HELLO_TIMEOUT => {
+            return Some(connection);
         }
-        Some(Message::Hello { rank, host, .. }) => {
-            match rank.checked_sub(1).and_then(|at| found.get_mut(at)) {
-                Some(config @ None) => {
-                    *config = Some((connection, RankInfo { host, address }));
-                    return None;
+        Some(Message::Hello { protocol, rank, world_size: theirs, host }) => {
+            match found.get_mut(rank.wrapping_sub(1)) {
+                _ if protocol != PROTOCOL => {
+                    "another version of evenkeel-bench runs on rank 0; use the same everywhere"
+                        .to_owned()
                 }
-                Some(Some((_, member))) => Some(format!(
+                _ if theirs != world_size => {
+                    format!("rank 0 runs with {world_size} ranks, this one with {theirs}")
+                }
+                None => format!("rank {rank} is not in 1 to {others}"),
+                Some(Some((_, member))) => format!(
                     "{} has joined already; give every process its own rank",
                     describe(rank, member)
-                )),
-                None => {
-                    Some(format!("rank {rank} is not in 1 to {}", world_size.saturating_sub(1)))
+                ),
+                Some(place) => {
+                    *place = Some((connection, RankInfo { host, address }));
+                    return None;
                 }
             }
         }
-        Some(_) => None,
-        None if !connection.ended && Instant::now() < until => {
-            return Some((connection, from, until));
+        _ => {
+            eprintln!("dropped a connection from {address}: it is not a rank of this run");
+            return None;
         }
-        None => None,
     };
-    match refusal {
-        Some(refusal) => {
-            let _ = connection.send(&Message::Verdict(refusal.clone()), HELLO_TIMEOUT);
-            eprintln!("refused {address}: {refusal}");
-        }
-        None => eprintln!("dropped a connection from {address}: it is not a rank of this run"),
-    }
+    let _ = connection.send(&Message::Verdict(refusal.clone()), HELLO_TIMEOUT);
+    eprintln!("refused {address}: {refusal}");
     None
 }
 
@@ -561,14 +549,9 @@ fn try_join(config: &RankConfig, deadline: Instant) -> std::result::Result<World
 mod tests {
     use super::*;
 
-    fn config(
-        rank: usize,
-        world_size: usize,
-        port: u16,
-        listener: Option<TcpListener>,
-    ) -> RankConfig {
-        let timeout = Duration::from_secs(20);
-        RankConfig { rank, world_size, host: "127.0.0.1".to_owned(), port, listener, timeout }
+    fn config(rank: usize, world_size: usize, port: u16) -> RankConfig {
+        let (host, timeout) = ("127.0.0.1".to_owned(), Duration::from_secs(20));
+        RankConfig { rank, world_size, host, port, listener: None, timeout }
     }
 
     /// Runs `body` as every rank of a world, each on its own thread.
@@ -579,7 +562,8 @@ mod tests {
         thread::scope(|scope| {
             let ranks: Vec<_> = (0..world_size)
                 .map(|rank| {
-                    let config = config(rank, world_size, port, listener.take());
+                    let listener = listener.take();
+                    let config = RankConfig { listener, ..config(rank, world_size, port) };
                     let body = &body;
                     scope.spawn(move || body(World::join(config).unwrap()))
                 })
@@ -649,19 +633,21 @@ mod tests {
         let address = listener.local_addr().unwrap();
         thread::scope(|scope| {
             let root = scope.spawn(move || {
-                let mut world = World::join(config(0, 3, address.port(), Some(listener))).unwrap();
+                let listener = Some(listener);
+                let config = RankConfig { listener, ..config(0, 3, address.port()) };
+                let mut world = World::join(config).unwrap();
                 world.barrier().unwrap();
             });
             let mut foreign = TcpStream::connect(address).unwrap();
             foreign.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
             let one = scope.spawn(move || {
-                World::join(config(1, 3, address.port(), None)).unwrap().barrier().unwrap();
+                World::join(config(1, 3, address.port())).unwrap().barrier().unwrap();
             });
-            let other_world = World::join(config(2, 4, address.port(), None)).err().unwrap();
+            let other_world = World::join(config(2, 4, address.port())).err().unwrap();
             assert!(other_world.contains("3 ranks"), "{other_world}");
-            let outside = World::join(config(7, 3, address.port(), None)).err().unwrap();
+            let outside = World::join(config(7, 3, address.port())).err().unwrap();
             assert!(outside.contains("rank 7"), "{outside}");
-            World::join(config(2, 3, address.port(), None)).unwrap().barrier().unwrap();
+            World::join(config(2, 3, address.port())).unwrap().barrier().unwrap();
             root.join().unwrap();
             one.join().unwrap();
         });
@@ -670,9 +656,8 @@ mod tests {
     #[test]
     fn bootstrap_timeout_names_the_missing_ranks() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut config = config(0, 3, 0, Some(listener));
-        config.timeout = Duration::from_millis(50);
-        let error = World::join(config).err().unwrap();
+        let (listener, timeout) = (Some(listener), Duration::from_millis(50));
+        let error = World::join(RankConfig { listener, timeout, ..config(0, 3, 0) }).err().unwrap();
         assert!(error.starts_with("rank 1, 2 did not join"), "{error}");
     }
 }
