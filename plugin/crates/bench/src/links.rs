@@ -1,4 +1,5 @@
-//! Links between ranks, through a plugin or plain sockets in its place. Each carries messages in one direction.
+//! Links between ranks, through a plugin or plain sockets in its place. Each carries messages in
+//! one direction.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -52,7 +53,8 @@ impl Link {
         }
     }
 
-    /// Begins to move a message from or to a part of a registered region; nothing if there is no room for it now.
+    /// Begins to move a message from or to a part of a registered region; nothing if there is no
+    /// room for it now.
     pub(crate) fn try_post(&self, region: &Region, part: Range<usize>) -> Result<Option<Request>> {
         Ok(match self {
             Self::Plugin(connection) => connection.post(region, part)?.map(Request::Plugin),
@@ -87,8 +89,8 @@ impl Request {
     }
 }
 
-/// Waits for messages and gives their lengths. It asks for each in turn, as NCCL's proxy does: a plugin may move a message only while
-/// it is asked for it.
+/// Waits for messages and gives their lengths. It asks for each in turn, as NCCL's proxy does: a
+/// plugin may move a message only while it is asked for it.
 pub(crate) fn complete<const N: usize>(
     mut requests: [Request; N],
     driver: Driver,
@@ -140,8 +142,8 @@ impl Listening {
         Ok(Self { listeners, handles: world.all_gather(&handles)? })
     }
 
-    /// Accepts links from one rank and connects others to one. Gives those that receive, and then those that send, in the order of the
-    /// listeners.
+    /// Accepts links from one rank and connects others to one. Gives those that receive, and then
+    /// those that send, in the order of the listeners.
     ///
     /// # Errors
     /// Names the rank at the other end and what the plugin said.
@@ -223,7 +225,8 @@ impl Fabric<'_> {
         }
     }
 
-    /// Lets the plugin start the threads that it starts with its first listener, which is kept open.
+    /// Lets the plugin start the threads that it starts with its first listener, which is kept
+    /// open.
     ///
     /// # Errors
     /// What the plugin said.
@@ -232,8 +235,8 @@ impl Fabric<'_> {
         self.plugin.as_ref().map(listen).transpose()
     }
 
-    /// Opens `count` links on which rank `receiver` receives, in the same order on both ranks. Also gives the seconds that it took to
-    /// listen, where that comes first.
+    /// Opens `count` links on which rank `receiver` receives, in the same order on both ranks. Also
+    /// gives the seconds that it took to listen, where that comes first.
     ///
     /// # Errors
     /// Names the rank at the other end.

@@ -285,7 +285,8 @@ impl Run<'_> {
         let seconds = start.elapsed().as_secs_f64();
         let cpu = cpu_seconds() - cpu;
         let samples_us = options.output.samples_us(&times);
-        // A receiver knows when all has arrived and what was wrong, a sender how long each message took, or each round trip.
+        // A receiver knows when all has arrived and what was wrong, a sender how long each message
+        // took, or each round trip.
         let seconds = match options.ping_pong {
             true => times.iter().sum(),
             false if self.connections.iter().any(|one| one.link.receives()) => seconds,
@@ -314,7 +315,8 @@ impl Run<'_> {
         })
     }
 
-    /// Moves `count` messages on every connection, adds the seconds of each to `times` where they are known, and counts wrong ones.
+    /// Moves `count` messages on every connection, adds the seconds of each to `times` where they
+    /// are known, and counts wrong ones.
     fn messages(
         &mut self,
         count: u32,

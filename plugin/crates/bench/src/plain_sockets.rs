@@ -219,7 +219,8 @@ impl PlainConnection {
 }
 
 impl PlainRequest {
-    /// Moves what can be moved. The length of the message, once it is done. Only the oldest one can be tested.
+    /// Moves what can be moved. The length of the message, once it is done. Only the oldest one can
+    /// be tested.
     ///
     /// # Errors
     /// Says which call failed.

@@ -1,4 +1,5 @@
-//! What is measured between ranks. A workload says what it measures; how ranks start, meet, fail and end is here.
+//! What is measured between ranks. A workload says what it measures; how ranks start, meet, fail
+//! and end is here.
 
 use std::process::ExitCode;
 
@@ -49,7 +50,8 @@ impl Ranks for World {
 pub(crate) trait Workload {
     /// Its subcommand.
     const NAME: &'static str;
-    /// The number of ranks where it is fixed: without ranks given, they are all started on this machine.
+    /// The number of ranks where it is fixed: without ranks given, they are all started on this
+    /// machine.
     const RANKS: Option<usize> = None;
     /// What can be wrong.
     const WRONG: &'static str = "wrong elements";

@@ -1,4 +1,5 @@
-//! The record of a run: one line of JSON, in which what a workload measured is beside what every run has.
+//! The record of a run: one line of JSON, in which what a workload measured is beside what every
+//! run has.
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -25,7 +26,8 @@ impl OutputOptions {
         self.samples > 0
     }
 
-    /// The samples that a row of the record has, in microseconds, of those that were measured, in seconds.
+    /// The samples that a row of the record has, in microseconds, of those that were measured, in
+    /// seconds.
     pub(crate) fn samples_us(&self, seconds: &[f64]) -> Vec<f64> {
         let step = seconds.len().div_ceil(self.samples.max(1)).max(1);
         seconds.iter().step_by(step).take(self.samples).map(|time| time * 1e6).collect()
@@ -165,7 +167,8 @@ impl Output {
         if self.prints && !self.options.json { super::write(text) } else { Ok(()) }
     }
 
-    /// Prints the record. All ranks call it together, while their connections are open: it returns once all have.
+    /// Prints the record. All ranks call it together, while their connections are open: it returns
+    /// once all have.
     ///
     /// # Errors
     /// Names a rank that is lost, or says why the record cannot be written.

@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The value below which a share of the sorted values lies, from 0 to 1; 0 if there are none. It is interpolated between the two
-/// closest values (definition 7 of R. Hyndman and Y. Fan, "Sample quantiles in statistical packages", 1996).
+/// The value below which a share of the sorted values lies, from 0 to 1; 0 if there are none. It is
+/// interpolated between the two closest values (definition 7 of R. Hyndman and Y. Fan, "Sample
+/// quantiles in statistical packages", 1996).
 pub(crate) fn quantile(sorted: &[f64], share: f64) -> f64 {
     let at = sorted.len().saturating_sub(1) as f64 * share;
     let (Some(below), Some(above)) =

@@ -468,7 +468,8 @@ impl Connection {
         self.0.register(region)
     }
 
-    /// Begins to send or receive a part of a registered region; nothing if the plugin has no room for it now.
+    /// Begins to send or receive a part of a registered region; nothing if the plugin has no room
+    /// for it now.
     pub(crate) fn post(&self, region: &Region, part: Range<usize>) -> Result<Option<Request>> {
         self.0.post(region, part)
     }

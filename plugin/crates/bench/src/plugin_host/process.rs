@@ -1,4 +1,5 @@
-//! What a host of plugins does with its own process: it forks, and asks the C library for its memory.
+//! What a host of plugins does with its own process: it forks, and asks the C library for its
+//! memory.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -34,7 +35,8 @@ pub(crate) fn allocated_bytes() -> Option<u64> {
     Some((info.hblkhd + info.uordblks) as u64)
 }
 
-/// Gives the system the memory back that the C library's heaps have free. Nothing where they cannot.
+/// Gives the system the memory back that the C library's heaps have free. Nothing where they
+/// cannot.
 pub(crate) fn give_back_free_memory() {
     let library = Library::this();
     // SAFETY: the C library's function of this name has this type.

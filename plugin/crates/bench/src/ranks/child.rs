@@ -1,5 +1,5 @@
-//! Processes that start each other. A process ends with the one that started it, is killed when that one drops it, and no wait for
-//! it is without an end.
+//! Processes that start each other. A process ends with the one that started it, is killed when
+//! that one drops it, and no wait for it is without an end.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;

@@ -87,7 +87,8 @@ impl Running {
         self.0.push(Started(rank));
     }
 
-    /// Waits for all; gives the first failure's status. The ranks themselves notice when nothing moves.
+    /// Waits for all; gives the first failure's status. The ranks themselves notice when nothing
+    /// moves.
     ///
     /// # Errors
     /// When one failed and the others went on.

@@ -58,7 +58,8 @@ fn text(settings: &[Setting]) -> String {
     all.join(" ")
 }
 
-/// The options and the environment of a run: those of a command line, with these settings in place of what it has.
+/// The options and the environment of a run: those of a command line, with these settings in place
+/// of what it has.
 fn with(arguments: &[OsString], settings: &[Setting]) -> Result<(Options, Vec<(String, String)>)> {
     let is_flag = |setting: &&Setting| FLAGS.contains(&&*setting.name);
     let (flags, variables): (Vec<&Setting>, Vec<_>) = settings.iter().partition(is_flag);

@@ -323,7 +323,8 @@ impl Logs {
         Ok(text)
     }
 
-    /// What is in the record of the run: all statistics, and at most this many times of operations in it.
+    /// What is in the record of the run: all statistics, and at most this many times of operations
+    /// in it.
     ///
     /// # Errors
     /// When nothing was measured.

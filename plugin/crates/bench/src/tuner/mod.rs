@@ -23,8 +23,8 @@ pub(crate) struct Options {
     /// Number of nodes, each with one rank
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(2..))]
     nodes: u16,
-    /// Bandwidth of a node and of a server in each direction, and the speed that devices report to NCCL, Mb/s:
-    /// EVENKEEL_TUNER_BANDWIDTH
+    /// Bandwidth of a node and of a server in each direction, and the speed that devices report to
+    /// NCCL, Mb/s: EVENKEEL_TUNER_BANDWIDTH
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     bandwidth: u32,
     /// Measured time of a small message, half a round trip, microseconds: EVENKEEL_TUNER_LATENCY

@@ -25,7 +25,8 @@ pub(crate) fn plugin() -> PathBuf {
     newest.map_or_else(|| panic!("no {file}: cargo build -p evenkeel-nccl"), |(_, path)| path)
 }
 
-/// `evenkeel-bench` with the words of a line as arguments, on loopback, with nothing of this process's own run in its environment.
+/// `evenkeel-bench` with the words of a line as arguments, on loopback, with nothing of this
+/// process's own run in its environment.
 pub(crate) fn bench(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_evenkeel-bench"));
     for name in ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NCCL_DEBUG"] {
