@@ -14,6 +14,9 @@
 //! [`ControlMessage`]s; a [`ReplayBuffer`] keeps those that must survive its replacement. [`Arrivals`] tracks which parts
 //! of messages have been received.
 //!
+//! `tags`: a message with a tag goes into a buffer with the same tag, over TCP and RDMA alike. A [`TagGate`] decides when
+//! the sender may send it, a [`TagMatcher`] into which buffer the receiver puts it.
+//!
 //! Everything here is a pure function of its arguments: no sockets, no clocks, no randomness.
 //! All integers on the wire are little-endian.
 
@@ -22,6 +25,7 @@ mod handshake;
 mod limits;
 mod ranges;
 mod rdma;
+mod tags;
 mod tcp;
 
 pub use handshake::auth::{CHALLENGE_BYTES, JobKey, PROOF_BYTES, TAG_BYTES, is_challenge};
@@ -39,6 +43,10 @@ pub use rdma::control::{
     PacketMarking, PortInfo, QueuePairInfo,
 };
 pub use rdma::replay::ReplayBuffer;
+pub use tags::{
+    AdvertisedTags, MAX_UNEXPECTED_BYTES, MatchStep, TagGate, TagMatcher, TooLong,
+    UnexpectedDelivery,
+};
 pub use tcp::flow_count::FlowCount;
 pub use tcp::frame::{ChunkHeader, FRAME_BYTES, Frame, FrameError, checksum};
 pub use tcp::pacing::{Pacer, Progress};

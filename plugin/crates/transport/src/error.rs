@@ -93,11 +93,3 @@ impl From<ConnectError> for Error {
         error
     }
 }
-
-/// A message that is longer than the buffer posted for it, in bytes.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct TooLong {
-    pub(crate) message: u64,
-    pub(crate) length: u64,
-    pub(crate) capacity: u64,
-}

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use super::frame::ChunkHeader;
 use crate::ranges::Ranges;
+use crate::tags::TooLong;
 
 /// Messages whose sender does not wait are acknowledged at the latest when this many bytes...
 const LAZY_ACK_BYTES: u64 = 256 << 10;
@@ -45,6 +46,12 @@ pub enum ReassemblyError {
         /// Number of the message.
         message: u64,
     },
+}
+
+impl From<TooLong> for ReassemblyError {
+    fn from(TooLong { message, length, capacity }: TooLong) -> Self {
+        Self::TooLong { message, total: length, capacity }
+    }
 }
 
 /// What to do with the next bytes of a chunk.

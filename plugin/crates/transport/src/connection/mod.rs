@@ -5,7 +5,6 @@ pub(crate) mod owned;
 pub(crate) mod recv;
 pub(crate) mod request;
 pub(crate) mod send;
-pub(crate) mod tag_matching;
 #[cfg(test)]
 pub(crate) mod tag_matching_tests;
 pub(crate) mod unexpected;

@@ -1,12 +1,28 @@
-//! The memory of unexpected messages. It is bounded for a connection and for the process: beyond that, flows wait.
+//! The memory of unexpected messages. It is bounded for a connection ([`evenkeel_protocol::MAX_UNEXPECTED_BYTES`]) and for
+//! the process: beyond that, flows wait.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use evenkeel_protocol::UnexpectedDelivery;
+
+use crate::connection::request::Target;
 use crate::memory::block::Block;
 use crate::memory::buffers::RecvBuffer;
 
-/// Maximum number of bytes of a connection, unless one message alone is longer.
-pub(crate) const MAX_CONNECTION_BYTES: usize = 64 << 20;
+/// The tag matcher of a receiving connection.
+pub(crate) type TagMatcher = evenkeel_protocol::TagMatcher<Target, UnexpectedMemory>;
+
+/// An unexpected message and its request's buffer.
+pub(crate) type Delivery = UnexpectedDelivery<Target, UnexpectedMemory>;
+
+/// Copies an unexpected message into its buffer and completes it. Returns how many bytes of memory are free again.
+pub(crate) fn deliver(delivery: Delivery) -> u64 {
+    let UnexpectedDelivery { buffer: target, length, memory, bytes } = delivery;
+    let message = &memory.bytes()[..length as usize];
+    target.buffer.part(0, message.len()).copy_from(message);
+    target.complete(length);
+    bytes
+}
 
 /// Maximum number of bytes of the process. The longest message fits.
 const MAX_PROCESS_BYTES: usize = 4 << 30;
@@ -32,10 +48,6 @@ impl UnexpectedMemory {
         REFUSALS.fetch_add(limited.is_none().into(), Ordering::Relaxed);
         let limited = limited?;
         Some(Self { block: Block::new(bytes), limited })
-    }
-
-    pub(crate) fn length(&self) -> usize {
-        self.limited.bytes
     }
 
     /// All of it, for a message to receive, as [`Block::lend_mut`].

@@ -1,9 +1,9 @@
 //! Errors that end a connection.
 
-use evenkeel_protocol::ArrivalError;
+use evenkeel_protocol::{ArrivalError, TooLong};
 use evenkeel_verbs::Gid;
 
-use crate::error::{Error, ErrorKind, TooLong};
+use crate::error::{Error, ErrorKind};
 
 /// Why a connection cannot continue.
 pub(crate) struct ConnectionError(pub(super) ErrorKind, pub(super) String);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
-    ArrivalError, Arrivals, ControlMessage, MAX_MESSAGE_BYTES, MessagePart, QueuePairInfo,
-    ReceivedMessage,
+    ArrivalError, Arrivals, ControlMessage, MAX_MESSAGE_BYTES, MatchStep, MessagePart,
+    QueuePairInfo, ReceivedMessage,
 };
 use evenkeel_verbs::{Access, StagingBuffer, WriteSource};
 
@@ -24,8 +24,7 @@ use crate::Context;
 use crate::connection::base::{Base, Direction, InFlight};
 use crate::connection::recv::{Inbound, TaggedBuffer};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request, Target};
-use crate::connection::tag_matching::{MatchStep, TagMatcher};
-use crate::connection::unexpected::UnexpectedMemory;
+use crate::connection::unexpected::{Delivery, TagMatcher, UnexpectedMemory, deliver};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind};
 use crate::memory::buffers::RecvBuffer;
@@ -174,7 +173,7 @@ impl Receiver {
                 {
                     let mut target = Target::new(*buffer, &operation, index);
                     target.registered = state.registered(buffer, *registration);
-                    state.tags.post(*tag, target);
+                    state.tags.post(*tag, buffer.length() as u64, target);
                 }
                 Ok(Ok(()))
             }
@@ -371,7 +370,7 @@ impl EndpointState for RecvState {
     fn release_regions(&mut self) {
         self.flush = None;
         self.arrivals.clear();
-        self.tags.targets_mut().for_each(|target| target.registered = Regions::default());
+        self.tags.buffers_mut().for_each(|target| target.registered = Regions::default());
     }
 }
 
@@ -517,7 +516,7 @@ impl RecvState {
             }
             let Some(step) = self.tags.next_step(self.arrivals.next())? else { break };
             match step {
-                MatchStep::Post(tag, mut target, _) => {
+                MatchStep::Post { tag, buffer: mut target, .. } => {
                     let registered = std::mem::take(&mut target.registered);
                     let regions = self.regions(&target.buffer, registered)?;
                     self.post_target(target, tag, regions, base)?;
@@ -527,7 +526,7 @@ impl RecvState {
                         self.core.control.send(&ControlMessage::TagsDifferFrom(from));
                     }
                 }
-                MatchStep::Delivered => self.core.owner_to_notify = true,
+                MatchStep::Deliver(delivery) => self.deliver_unexpected(delivery),
             }
         }
         Ok(())
@@ -566,9 +565,10 @@ impl RecvState {
             if !self.tags.has_unexpected_room(length as u64) {
                 break;
             }
-            let Some(memory) = UnexpectedMemory::new(length) else { break };
+            let Some(mut memory) = UnexpectedMemory::new(length) else { break };
             self.unexpected_lengths.pop_front();
-            let buffer = self.tags.buffer_unexpected(self.arrivals.next(), memory);
+            let buffer = memory.lend_mut();
+            self.tags.push_unexpected(self.arrivals.next(), length as u64, memory);
             let regions = self.regions(&buffer, Regions::default())?;
             self.post(PostedBuffer { buffer, tag: 0, target: None, regions }, base)?;
         }
@@ -604,9 +604,17 @@ impl RecvState {
                 target.complete(length);
                 self.core.owner_to_notify = true;
             }
-            None => self.core.owner_to_notify |= self.tags.unexpected_received(message, length)?,
+            None => {
+                let delivery = self.tags.unexpected_received(message, length)?;
+                delivery.into_iter().for_each(|delivery| self.deliver_unexpected(delivery));
+            }
         }
         Ok(())
+    }
+
+    fn deliver_unexpected(&mut self, delivery: Delivery) {
+        self.tags.memory_freed(deliver(delivery));
+        self.core.owner_to_notify = true;
     }
 
     /// Writes credits to the sender as far as queue pairs have room.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
     ControlMessage, Immediate, MAX_PORTS, MAX_QUEUE_PAIRS, MessagePart, PortInfo, QueuePairInfo,
-    WINDOW,
+    TagGate, WINDOW,
 };
 use evenkeel_verbs::{Access, Gid, StagingBuffer, WriteSource};
 
@@ -23,7 +23,6 @@ use super::regions::Regions;
 use crate::connection::base::{Base, Direction, InFlight};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request};
 use crate::connection::send::{LINGER, Outbound};
-use crate::connection::tag_matching::TagGate;
 use crate::error::{Error, ErrorKind};
 use crate::handshake::dial::{Destination, DialError, DialHandler};
 use crate::memory::buffers::SendBuffer;

@@ -1,6 +1,7 @@
 //! The receiving side of a TCP connection with several flows.
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
-    ChunkAction, ChunkHeader, FRAME_BYTES, Reassembly, ReassemblyError, Refusal,
+    ChunkAction, ChunkHeader, FRAME_BYTES, MatchStep, Reassembly, ReassemblyError, Refusal, TooLong,
 };
 
 use socket2::Socket;
@@ -16,10 +17,9 @@ use socket2::Socket;
 use crate::connection::base::{Base, Direction, InFlight, TransportKind, WORKER_QUANTUM};
 use crate::connection::recv::{Inbound, TaggedBuffer};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request, Target};
-use crate::connection::tag_matching::{MatchStep, TagMatcher};
-use crate::connection::unexpected::UnexpectedMemory;
+use crate::connection::unexpected::{TagMatcher, UnexpectedMemory, deliver};
 use crate::context::Context;
-use crate::error::{Error, ErrorKind, TooLong};
+use crate::error::{Error, ErrorKind};
 use crate::memory::buffers::RecvBuffer;
 use crate::runtime::caller_polling::SeenTurn;
 use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
@@ -71,11 +71,13 @@ impl Inbound for TcpReceiver {
 type RecvFlow = recv_flow::RecvFlow<TcpReceiver>;
 type RecvQueue = recv_queue::RecvQueue<RecvFlow>;
 
-/// Lock order: a flow's `reading`, then `queue`, then a flow's `replies`.
+/// Lock order: a flow's `reading`, then `delivering`, then `queue`, then a flow's `replies`.
 pub(crate) struct TcpReceiver {
     base: Base,
     workers: Arc<Workers>,
     queue: Mutex<RecvQueue>,
+    /// Held while unexpected messages are copied into their buffers.
+    delivering: WorkLock<()>,
     /// For timeouts of the connection. Flows have none.
     clock: Registration,
     /// The slot that received the last bytes.
@@ -90,8 +92,8 @@ struct TagActions {
     repliers: Vec<Arc<RecvFlow>>,
     /// Flows that waited for a buffer and need not any more.
     to_wake: Vec<Arc<RecvFlow>>,
-    /// Whether a request may be done.
-    notify_owner: bool,
+    /// Whether unexpected messages are to be copied into their buffers.
+    is_delivery_due: bool,
 }
 
 impl TcpReceiver {
@@ -108,6 +110,9 @@ impl TcpReceiver {
             queue: Mutex::new(RecvQueue {
                 reassembly: Reassembly::default(),
                 tags: TagMatcher::default(),
+                deliveries: VecDeque::new(),
+                undelivered: 0,
+                is_quiesced: false,
                 flows: Vec::new(),
                 stuck_since: None,
                 replacement_timeout: CLOSED_TIMEOUT,
@@ -121,6 +126,7 @@ impl TcpReceiver {
                 closes_at: None,
                 closed: false,
             }),
+            delivering: WorkLock::default(),
             clock: workers.registration(),
             last_active: AtomicUsize::new(0),
             seen_turn: SeenTurn::default(),
@@ -263,7 +269,7 @@ impl TcpReceiver {
         }
         let operation = Operation::new();
         let guard = lock(&this.queue);
-        if guard.outstanding() >= MAX_REQUESTS {
+        if guard.requests() >= MAX_REQUESTS {
             return Ok(None);
         }
         this.post(guard, Target::new(buffer, &operation, 0), 0);
@@ -276,7 +282,7 @@ impl TcpReceiver {
         }
         let operation = Operation::of_group(group.len());
         let mut guard = lock(&this.queue);
-        if guard.outstanding() + group.len() > MAX_REQUESTS {
+        if guard.requests() + group.len() > MAX_REQUESTS {
             return Ok(None);
         }
         match group {
@@ -285,7 +291,8 @@ impl TcpReceiver {
             }
             _ => {
                 for (index, TaggedBuffer { buffer, tag, .. }) in group.iter().enumerate() {
-                    guard.tags.post(*tag, Target::new(*buffer, &operation, index));
+                    let target = Target::new(*buffer, &operation, index);
+                    guard.tags.post(*tag, buffer.length() as u64, target);
                 }
                 drop(guard);
                 this.update_tags(|_| true);
@@ -326,7 +333,7 @@ impl TcpReceiver {
     fn match_tags(&self, queue: &mut RecvQueue, actions: &mut TagActions) -> Result<(), TooLong> {
         while let Some(step) = queue.tags.next_step(queue.reassembly.next())? {
             match step {
-                MatchStep::Post(tag, target, is_advertised) => {
+                MatchStep::Post { tag, buffer: target, is_advertised } => {
                     let number = queue.post(target, tag);
                     if is_advertised && let Some(flow) = self.reply_flow(queue) {
                         lock(&flow.replies).buffer_tags.push_back((number, tag));
@@ -341,12 +348,18 @@ impl TcpReceiver {
                         actions.repliers.push(flow);
                     }
                 }
-                MatchStep::Delivered => actions.notify_owner = true,
+                MatchStep::Deliver(delivery) => {
+                    queue.push_delivery(delivery);
+                    actions.is_delivery_due = true;
+                }
             }
         }
-        if actions.notify_owner {
-            queue.is_starved = false;
-        }
+        Self::take_unblocked(queue, &mut actions.to_wake);
+        Ok(())
+    }
+
+    /// Takes the flows that need not wait any more: there is a buffer for their next message, or it may be unexpected.
+    fn take_unblocked(queue: &mut RecvQueue, to_wake: &mut Vec<Arc<RecvFlow>>) {
         let (next, tags, is_starved) = (queue.reassembly.next(), &queue.tags, queue.is_starved);
         for entry in queue.flows.iter_mut().flatten() {
             let has_buffer = |message| {
@@ -355,15 +368,45 @@ impl TcpReceiver {
             };
             if entry.waits_for.is_some_and(has_buffer) {
                 entry.waits_for = None;
-                actions.to_wake.push(Arc::clone(&entry.flow));
+                to_wake.push(Arc::clone(&entry.flow));
             }
         }
-        Ok(())
+    }
+
+    /// Copies unexpected messages into their buffers. If another thread is at it, that thread goes on.
+    fn deliver_unexpected(&self) {
+        let (mut to_wake, mut is_any) = (Vec::new(), false);
+        self.delivering.run(|_delivering| is_any |= self.copy_unexpected(&mut to_wake));
+        if is_any {
+            self.base.notify();
+        }
+        to_wake.iter().for_each(|flow| flow.wake_worker());
+    }
+
+    /// Copies the unexpected messages that have buffers, and takes the flows that waited for their memory. Called with
+    /// `delivering`. Returns whether there were any.
+    fn copy_unexpected(&self, to_wake: &mut Vec<Arc<RecvFlow>>) -> bool {
+        let mut is_any = false;
+        let mut queue = lock(&self.queue);
+        while !queue.is_quiesced
+            && let Some(delivery) = queue.deliveries.pop_front()
+        {
+            // Without the lock: it may be long.
+            drop(queue);
+            let freed = deliver(delivery);
+            is_any = true;
+            queue = lock(&self.queue);
+            if queue.delivered(freed) {
+                Self::take_unblocked(&mut queue, to_wake);
+            }
+            self.update_waits(&queue);
+        }
+        is_any
     }
 
     /// Accounts for what the connection waits for now.
     fn update_waits(&self, queue: &RecvQueue) {
-        let is_outstanding = queue.outstanding() > 0;
+        let is_outstanding = queue.requests() > 0;
         self.base.set_outstanding(is_outstanding);
         let waits = &self.base.waits;
         waits.unposted.set(!is_outstanding && !queue.closed && queue.is_buffer_wanted());
@@ -375,8 +418,8 @@ impl TcpReceiver {
     fn run_actions(&self, actions: TagActions) {
         actions.repliers.iter().for_each(|flow| flow.reply(|_| {}));
         actions.to_wake.iter().for_each(|flow| flow.wake_worker());
-        if actions.notify_owner {
-            self.base.notify();
+        if actions.is_delivery_due {
+            self.deliver_unexpected();
         }
     }
 
@@ -496,20 +539,28 @@ impl RecvFlowOwner for TcpReceiver {
 
     fn on_received(&self, flow: &RecvFlow, message: u64, bytes: u64) {
         self.last_active.store(flow.slot, Ordering::Relaxed);
+        let mut is_delivery_due = false;
         let (ack, failure) = {
             let mut queue = lock(&self.queue);
             let Some(completed) = queue.reassembly.received(message, bytes) else { return };
             self.base.counters.message(completed.total);
             self.base.waits.arriving.set(false);
-            self.update_waits(&queue);
             let failure = match completed.payload.target {
                 Some(target) => {
                     target.complete(completed.total);
+                    self.base.notify();
                     None
                 }
-                None => queue.tags.unexpected_received(message, completed.total).err(),
+                None => match queue.tags.unexpected_received(message, completed.total) {
+                    Ok(delivery) => {
+                        is_delivery_due = delivery.is_some();
+                        delivery.into_iter().for_each(|delivery| queue.push_delivery(delivery));
+                        None
+                    }
+                    Err(too_long) => Some(too_long),
+                },
             };
-            self.base.notify();
+            self.update_waits(&queue);
             // A peer that has closed may wait for all remaining acknowledgements.
             let ack = if queue.closes_at.is_some() {
                 Some(queue.reassembly.ack())
@@ -524,8 +575,11 @@ impl RecvFlowOwner for TcpReceiver {
         if let Some(below) = ack {
             flow.reply(|replies| replies.ack = Some(below));
         }
+        if is_delivery_due {
+            self.deliver_unexpected();
+        }
         if let Some(too_long) = failure {
-            self.fail(ErrorKind::Truncated, &ReassemblyError::from(too_long).to_string());
+            self.fail(ErrorKind::Truncated, &too_long.to_string());
         }
     }
 
@@ -534,9 +588,8 @@ impl RecvFlowOwner for TcpReceiver {
         let outcome = {
             let mut queue = lock(&self.queue);
             if change(&mut queue.tags) {
-                self.match_tags(&mut queue, &mut actions).map_err(|too_long| {
-                    (ErrorKind::Truncated, ReassemblyError::from(too_long).to_string())
-                })
+                let matched = self.match_tags(&mut queue, &mut actions);
+                matched.map_err(|too_long| (ErrorKind::Truncated, too_long.to_string()))
             } else {
                 let what = "protocol error: the peer sent SameTagBelow without being asked";
                 Err((ErrorKind::Remote, what.to_owned()))
@@ -704,7 +757,7 @@ impl TcpReceiver {
 
     fn in_flight(&self) -> InFlight {
         let queue = lock(&self.queue);
-        InFlight { requests: queue.outstanding(), bytes: queue.reassembly.missing_bytes() }
+        InFlight { requests: queue.requests(), bytes: queue.reassembly.missing_bytes() }
     }
 
     /// Returns when no buffer is being written, and none will be. Waits only for system calls that do not block.
@@ -712,6 +765,10 @@ impl TcpReceiver {
         for flow in self.flows() {
             flow.quiesce();
         }
+        // Messages that are there are still delivered, and none after them.
+        let _delivering = self.delivering.lock();
+        self.copy_unexpected(&mut Vec::new());
+        lock(&self.queue).is_quiesced = true;
     }
 
     /// Closes the connection.
@@ -776,12 +833,6 @@ impl Owner for TcpReceiver {
     }
 }
 
-impl From<TooLong> for ReassemblyError {
-    fn from(TooLong { message, length, capacity }: TooLong) -> Self {
-        Self::TooLong { message, total: length, capacity }
-    }
-}
-
 /// Registers the connection with a worker, for its timeouts.
 struct Clock(Arc<TcpReceiver>);
 
@@ -812,12 +863,11 @@ mod tests {
     use std::sync::Barrier;
     use std::thread;
 
-    use evenkeel_protocol::Frame;
+    use evenkeel_protocol::{Frame, MAX_UNEXPECTED_BYTES};
     use rustix::event::{PollFd, PollFlags, poll};
     use socket2::{SockFilter, SockRef};
 
     use super::*;
-    use crate::connection::unexpected::MAX_CONNECTION_BYTES;
     use crate::{NullLog, Transport, test_support};
 
     /// After a close nothing is written to the buffers, whatever flows are added meanwhile.
@@ -1155,10 +1205,38 @@ mod tests {
         receiver.close();
     }
 
+    /// Posts a buffer of this length and with this tag.
+    fn post_tagged(receiver: &Arc<TcpReceiver>, length: usize, tag: i32) -> Request {
+        let buffer = RecvBuffer::from_static(Box::leak(vec![0; length].into_boxed_slice()));
+        let group = [TaggedBuffer { buffer, tag, registration: None }];
+        TcpReceiver::recv_group(receiver, &group).unwrap().unwrap()
+    }
+
+    /// The copy may be long. Meanwhile others use the connection, and when it fails the message is not lost.
+    #[test]
+    fn unexpected_message_is_copied_without_the_lock_of_its_connection() {
+        let transport = test_support::transport();
+        let _runtime = transport.runtime().unwrap();
+        let (receiver, mut far) = receiver(&transport);
+        let _another_tag = post_tagged(&receiver, 8, 5);
+        far.write_all(&part_of(0, 1000, 0, 1000)).unwrap();
+        test_support::until(|| lock(&receiver.queue).reassembly.has_all_below(1).then_some(()));
+        let delivering = receiver.delivering.lock();
+        let request = post_tagged(&receiver, 1000, 0);
+        assert_eq!(request.peek().unwrap(), None, "another thread copies");
+        let requests = |queue: &RecvQueue| (queue.requests(), queue.undelivered);
+        assert_eq!(requests(&lock(&receiver.queue)), (2, 1));
+        receiver.fail(ErrorKind::Remote, "the test ends it");
+        drop(delivering);
+        assert_eq!(request.peek().unwrap(), Some(1000));
+        assert_eq!(requests(&lock(&receiver.queue)), (1, 0));
+        receiver.close();
+    }
+
     /// The sender's next message has no memory, and waits with its flow until the one before has a buffer.
     #[test]
     fn unexpected_messages_beyond_the_limit_wait() {
-        const LONG: usize = MAX_CONNECTION_BYTES;
+        const LONG: usize = MAX_UNEXPECTED_BYTES as usize;
         const PART: usize = 1 << 20;
         let transport = test_support::transport();
         let runtime = transport.runtime().unwrap();
@@ -1168,12 +1246,7 @@ mod tests {
             (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
         let streams = [near, other_near].map(|socket| Stream::plain(socket.into())).into();
         let receiver = TcpReceiver::open(context, runtime.workers(), peer, streams).unwrap();
-        let post = |length: usize, tag| {
-            let buffer = RecvBuffer::from_static(Box::leak(vec![0; length].into_boxed_slice()));
-            TcpReceiver::recv_group(&receiver, &[TaggedBuffer { buffer, tag, registration: None }])
-                .unwrap()
-                .unwrap()
-        };
+        let post = |length, tag| post_tagged(&receiver, length, tag);
         let _another_tag = post(8, 5);
         let header = |message, offset: usize, length: usize, total: usize| {
             let (offset, length, total) = (offset as u64, length as u32, total as u64);

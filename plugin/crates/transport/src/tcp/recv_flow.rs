@@ -14,7 +14,7 @@ use evenkeel_protocol::{
 use socket2::Socket;
 
 use crate::connection::base::{Base, WORKER_QUANTUM, would_block};
-use crate::connection::tag_matching::TagMatcher;
+use crate::connection::unexpected::TagMatcher;
 use crate::error::ErrorKind;
 use crate::memory::buffers::{RecvBuffer, SendBuffer};
 use crate::runtime::reactor::{Readiness, Registration, Source};

@@ -1,13 +1,13 @@
 //! The posted buffers of a receiving connection, and the flows that wait for them.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{ChunkHeader, MAX_MESSAGE_BYTES, Reassembly};
 
 use crate::connection::request::Target;
-use crate::connection::tag_matching::TagMatcher;
-use crate::connection::unexpected::UnexpectedMemory;
+use crate::connection::unexpected::{Delivery, TagMatcher, UnexpectedMemory};
 use crate::memory::buffers::RecvBuffer;
 
 /// How long a receiver whose flows were closed waits for a new one. A live sender has noticed it too, and opens one at once.
@@ -20,6 +20,12 @@ pub(super) const RESET_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) struct RecvQueue<F> {
     pub(super) reassembly: Reassembly<Posted>,
     pub(super) tags: TagMatcher,
+    /// Unexpected messages that are to be copied into their buffers, without this lock.
+    pub(super) deliveries: VecDeque<Delivery>,
+    /// Number of those, and of the one that is being copied.
+    pub(super) undelivered: usize,
+    /// Nothing is copied any more.
+    pub(super) is_quiesced: bool,
     /// By slot.
     pub(super) flows: Vec<Option<FlowEntry<F>>>,
     /// Since when no flow can deliver what the posted buffers wait for.
@@ -69,6 +75,25 @@ impl<F> RecvQueue<F> {
     /// Number of buffers that wait for their messages.
     pub(super) fn outstanding(&self) -> usize {
         self.reassembly.outstanding() + self.tags.waiting()
+    }
+
+    /// Number of requests' buffers that are not complete.
+    pub(super) fn requests(&self) -> usize {
+        self.outstanding() + self.undelivered
+    }
+
+    /// An unexpected message is to be copied into its buffer.
+    pub(super) fn push_delivery(&mut self, delivery: Delivery) {
+        self.deliveries.push_back(delivery);
+        self.undelivered += 1;
+    }
+
+    /// An unexpected message is copied, and this much of its memory is free again. Returns whether a flow may have waited
+    /// for that.
+    pub(super) fn delivered(&mut self, freed: u64) -> bool {
+        self.undelivered -= 1;
+        self.tags.memory_freed(freed);
+        std::mem::take(&mut self.is_starved)
     }
 
     /// Whether the peer has closed the connection, and everything is there that it sends.
@@ -125,8 +150,9 @@ impl<F> RecvQueue<F> {
     }
 
     /// Posts memory for the next message, which is unexpected.
-    pub(super) fn post_unexpected(&mut self, chunk: &ChunkHeader, memory: UnexpectedMemory) {
-        let buffer = self.tags.buffer_unexpected(chunk.message, memory);
+    pub(super) fn post_unexpected(&mut self, chunk: &ChunkHeader, mut memory: UnexpectedMemory) {
+        let buffer = memory.lend_mut();
+        self.tags.push_unexpected(chunk.message, chunk.total, memory);
         self.reassembly.post(chunk.total, Posted { buffer, tag: 0, target: None });
     }
 

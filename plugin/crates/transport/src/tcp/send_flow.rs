@@ -9,12 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
-    ChunkHeader, FRAME_BYTES, FlowStats, Frame, FrameError, NextFrame, Pacer, Progress,
+    ChunkHeader, FRAME_BYTES, FlowStats, Frame, FrameError, NextFrame, Pacer, Progress, TagGate,
 };
 use socket2::Socket;
 
 use crate::connection::base::{Base, WORKER_QUANTUM, would_block};
-use crate::connection::tag_matching::TagGate;
 use crate::error::ErrorKind;
 use crate::memory::buffers::SendBuffer;
 use crate::runtime::reactor::{Readiness, Registration, Source};

@@ -5,10 +5,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use evenkeel_protocol::Scheduler;
+use evenkeel_protocol::{AdvertisedTags, Scheduler, TagGate};
 
 use crate::connection::request::Operation;
-use crate::connection::tag_matching::{AdvertisedTags, TagGate};
 use crate::memory::buffers::SendBuffer;
 use crate::runtime::reactor::Linger;
 use crate::tcp::retransmit_buffer::{CopyId, RetransmitBuffer};

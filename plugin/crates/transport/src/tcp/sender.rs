@@ -7,12 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use evenkeel_protocol::{FRAME_BYTES, Frame, Pacer, Scheduler};
+use evenkeel_protocol::{AdvertisedTags, FRAME_BYTES, Frame, Pacer, Scheduler, TagGate};
 
 use crate::connection::base::{Base, Direction, InFlight, TransportKind, WORKER_QUANTUM};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request};
 use crate::connection::send::{LINGER, Outbound};
-use crate::connection::tag_matching::{AdvertisedTags, TagGate};
 use crate::error::{Error, ErrorKind};
 use crate::handshake::dial::Destination;
 use crate::memory::buffers::SendBuffer;
