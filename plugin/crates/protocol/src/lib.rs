@@ -51,5 +51,6 @@ pub use tcp::flow_count::FlowCount;
 pub use tcp::frame::{ChunkHeader, FRAME_BYTES, Frame, FrameError, checksum};
 pub use tcp::pacing::{Pacer, Progress};
 pub use tcp::reassembly::{ChunkAction, CompletedMessage, Reassembly, ReassemblyError};
+pub use tcp::recv_codec::{Abandoned, Part, RecvCodec, RecvError, RecvStep, Room};
 pub use tcp::repath::{FlowStats, Repath, RepathAction};
 pub use tcp::scheduler::{AckError, NextFrame, Schedule, Scheduler, SentMessage};

@@ -4,5 +4,6 @@ pub(crate) mod flow_count;
 pub(crate) mod frame;
 pub(crate) mod pacing;
 pub(crate) mod reassembly;
+pub(crate) mod recv_codec;
 pub(crate) mod repath;
 pub(crate) mod scheduler;

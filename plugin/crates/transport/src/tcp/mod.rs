@@ -1,6 +1,6 @@
 //! TCP: connections whose messages are split over several flows, each a TCP connection.
 
-pub(crate) mod chunk_checksum;
+pub(crate) mod chunk_stage;
 pub(crate) mod lone_pacing;
 pub(crate) mod receiver;
 mod recv_flow;

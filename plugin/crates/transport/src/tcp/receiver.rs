@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
-    ChunkAction, ChunkHeader, FRAME_BYTES, MatchStep, Reassembly, ReassemblyError, Refusal, TooLong,
+    ChunkAction, ChunkHeader, MatchStep, Reassembly, ReassemblyError, RecvCodec, Refusal, TooLong,
 };
 
 use socket2::Socket;
@@ -29,8 +29,8 @@ use crate::stream::{SendHalf, Stream};
 use crate::sync::lock;
 use crate::sys;
 use crate::tcp::MAX_FLOW_SLOTS;
-use crate::tcp::chunk_checksum::ChunkChecksum;
-use crate::tcp::recv_flow::{self, FlowEnd, ReadStage, ReadState, RecvFlowOwner, ReplyState};
+use crate::tcp::chunk_stage::ChunkStage;
+use crate::tcp::recv_flow::{self, FlowEnd, ReadState, RecvFlowOwner, ReplyState};
 use crate::tcp::recv_queue::{self, CLOSED_TIMEOUT, FlowEntry, RESET_TIMEOUT};
 use crate::telemetry::counters::FlowCounters;
 use crate::telemetry::metrics::{ConnectionObservation, FlowObservation, Observed};
@@ -191,12 +191,6 @@ impl TcpReceiver {
         Ok(())
     }
 
-    /// What a flow checks chunks with, if the peers have agreed on checksums.
-    fn new_checksum(&self) -> Option<ChunkChecksum> {
-        let pool = &self.workers.staging;
-        self.base.context.settings.checksum.then(|| ChunkChecksum::new(pool))
-    }
-
     /// Assigns a slot to a flow, unless the connection is over, has too many flows, or has this one already. Nothing is
     /// written to the flow before its dialer is answered.
     fn insert_flow(
@@ -234,9 +228,8 @@ impl TcpReceiver {
             reading: WorkLock::new(ReadState {
                 half,
                 closed: false,
-                stage: ReadStage::Header { have: 0 },
-                header: [0; FRAME_BYTES],
-                checksum: self.new_checksum(),
+                codec: RecvCodec::new(self.base.context.settings.checksum),
+                stage: ChunkStage::new(&self.workers.staging),
                 has_received: false,
                 event: None,
             }),
@@ -468,22 +461,21 @@ impl RecvFlowOwner for TcpReceiver {
         slot: usize,
         chunk: &ChunkHeader,
         at: u64,
-    ) -> Result<Option<ReadStage>, ReassemblyError> {
-        let chunk = *chunk;
+    ) -> Result<ChunkAction<RecvBuffer>, ReassemblyError> {
         let mut memory = None;
         let mut queue = lock(&self.queue);
         queue.is_sender_open = true;
         let number = queue.flows.get(slot).and_then(|entry| Some(entry.as_ref()?.flow.number));
         queue.heard_from(number.unwrap_or(0));
         Ok(loop {
-            break match queue.reassembly.reserve(&chunk, at)? {
+            break match queue.reassembly.reserve(chunk, at)? {
                 ChunkAction::Deliver { payload, end } => {
                     self.base.waits.arriving.set(true);
-                    Some(ReadStage::Deliver { chunk, buffer: payload.buffer, start: at, at, end })
+                    ChunkAction::Deliver { payload: payload.buffer, end }
                 }
                 ChunkAction::Discard { end } => {
                     self.base.counters.repeated.add(end - at);
-                    Some(ReadStage::Discard { chunk, at, end })
+                    ChunkAction::Discard { end }
                 }
                 ChunkAction::NotPosted => {
                     // A flow on which no tag was sent: the tag is 0.
@@ -491,13 +483,13 @@ impl RecvFlowOwner for TcpReceiver {
                     if queue.tags.is_idle() {
                         queue.wait(slot, chunk.message);
                         self.update_waits(&queue);
-                        break None;
+                        break ChunkAction::NotPosted;
                     }
                     let mut actions = TagActions::default();
                     self.match_tags(&mut queue, &mut actions)?;
-                    if queue.wants_unexpected(&chunk) {
+                    if queue.wants_unexpected(chunk) {
                         if let Some(memory) = memory.take() {
-                            queue.post_unexpected(&chunk, memory);
+                            queue.post_unexpected(chunk, memory);
                             self.match_tags(&mut queue, &mut actions)?;
                         } else {
                             // Without the lock: it may be large.
@@ -508,7 +500,7 @@ impl RecvFlowOwner for TcpReceiver {
                             if memory.is_none() && queue.reassembly.next() <= chunk.message {
                                 queue.is_starved = true;
                                 queue.wait(slot, chunk.message);
-                                break None;
+                                break ChunkAction::NotPosted;
                             }
                             continue;
                         }
@@ -524,7 +516,7 @@ impl RecvFlowOwner for TcpReceiver {
                     drop(queue);
                     self.run_actions(actions);
                     if !has_buffer {
-                        return Ok(None);
+                        return Ok(ChunkAction::NotPosted);
                     }
                     queue = lock(&self.queue);
                     continue;
@@ -863,7 +855,7 @@ mod tests {
     use std::sync::Barrier;
     use std::thread;
 
-    use evenkeel_protocol::{Frame, MAX_UNEXPECTED_BYTES};
+    use evenkeel_protocol::{FRAME_BYTES, Frame, MAX_UNEXPECTED_BYTES};
     use rustix::event::{PollFd, PollFlags, poll};
     use socket2::{SockFilter, SockRef};
 

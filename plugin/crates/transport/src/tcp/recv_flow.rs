@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use evenkeel_protocol::{
-    ChunkHeader, FRAME_BYTES, Frame, FrameError, MAX_CHUNK_BYTES, ReassemblyError,
+    Abandoned, ChunkAction, ChunkHeader, Frame, Part, ReassemblyError, RecvCodec, RecvStep, Room,
 };
 use socket2::Socket;
 
@@ -21,7 +21,7 @@ use crate::runtime::reactor::{Readiness, Registration, Source};
 use crate::runtime::work_lock::WorkLock;
 use crate::stream::{RecvHalf, SendHalf};
 use crate::sync::lock;
-use crate::tcp::chunk_checksum::ChunkChecksum;
+use crate::tcp::chunk_stage::ChunkStage;
 use crate::tcp::recv_queue::RecvQueue;
 use crate::telemetry::chunk_events::{ChunkDescription, ChunkEvent};
 use crate::telemetry::counters::FlowCounters;
@@ -31,13 +31,13 @@ use crate::telemetry::waits::Waits;
 pub(super) trait RecvFlowOwner: Sized + Send + Sync {
     fn base(&self) -> &Base;
     fn queue(&self) -> &Mutex<RecvQueue<RecvFlow<Self>>>;
-    /// What to do with the next bytes of a chunk. `None`, and the flow waits, when no buffer is posted for it yet.
+    /// What to do with the next bytes of a chunk. The flow waits when no buffer is posted for it yet.
     fn reserve(
         &self,
         slot: usize,
         chunk: &ChunkHeader,
         at: u64,
-    ) -> Result<Option<ReadStage>, ReassemblyError>;
+    ) -> Result<ChunkAction<RecvBuffer>, ReassemblyError>;
     /// A part of a message is in its buffer. Sends an acknowledgement only if it cannot wait until there is nothing more to
     /// read.
     fn on_received(&self, flow: &RecvFlow<Self>, message: u64, bytes: u64);
@@ -76,30 +76,12 @@ pub(super) struct ReadState {
     pub(super) half: RecvHalf,
     /// Nothing may be read any more.
     pub(super) closed: bool,
-    pub(super) stage: ReadStage,
-    pub(super) header: [u8; FRAME_BYTES],
-    /// If the peers have agreed on checksums.
-    pub(super) checksum: Option<ChunkChecksum>,
+    pub(super) codec: RecvCodec<RecvBuffer>,
+    pub(super) stage: ChunkStage,
     /// A part of a message was received, and an acknowledgement may be due.
     pub(super) has_received: bool,
     /// Of the part of a message that is being received.
     pub(super) event: Option<ChunkEvent>,
-}
-
-#[derive(Clone, Copy)]
-pub(super) enum ReadStage {
-    /// `have` bytes of the next frame are read.
-    Header { have: usize },
-    /// The peer reports a dead flow.
-    FlowDead { number: u32 },
-    /// The next bytes of the chunk start at `at`. Its message may not have a buffer yet.
-    Reserve { chunk: ChunkHeader, at: u64 },
-    /// The bytes from `start` to `end` go into the buffer; those before `at` are there.
-    Deliver { chunk: ChunkHeader, buffer: RecvBuffer, start: u64, at: u64, end: u64 },
-    /// The bytes up to `end` were received before.
-    Discard { chunk: ChunkHeader, at: u64, end: u64 },
-    /// The chunk does not match its checksum.
-    Corrupt,
 }
 
 /// Why a flow has ended.
@@ -124,24 +106,6 @@ impl From<io::Error> for FlowEnd {
     }
 }
 
-/// What follows a stage.
-enum StageOutcome {
-    /// The next stage, without reading.
-    Next,
-    /// Bytes were read.
-    Received(Received),
-    /// The socket has nothing now.
-    WouldBlock,
-    /// The peer reported this flow as dead.
-    FlowDead(u32),
-    /// No buffer is posted for the next bytes.
-    NoBuffer,
-    /// The flow has ended.
-    Ended(FlowEnd),
-    /// The connection fails.
-    Failed(ErrorKind, String),
-}
-
 /// Why no more is read now.
 enum ReadPause {
     /// The socket has nothing, or others are to be read first.
@@ -156,17 +120,6 @@ struct Received {
     bytes: usize,
     /// It was less than there was room for. The next bytes are an event.
     is_all: bool,
-}
-
-impl ReadStage {
-    /// Whether there is nothing to do before more bytes are read.
-    fn wants_bytes(&self) -> bool {
-        match self {
-            Self::Header { have } => *have < FRAME_BYTES,
-            Self::Deliver { .. } | Self::Discard { .. } => true,
-            Self::FlowDead { .. } | Self::Reserve { .. } | Self::Corrupt => false,
-        }
-    }
 }
 
 /// Frames to write to the sender.
@@ -226,32 +179,54 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
         let mut is_drained = false;
         let pause = loop {
             let reading = &mut *guard;
-            if reading.closed || receiver.base().failed() {
+            let step = reading.codec.next_step();
+            // What is received is reported in any case.
+            let is_received = matches!(step, Ok(RecvStep::Received(_) | RecvStep::ChunkEnd { .. }));
+            if !is_received && (reading.closed || receiver.base().failed()) {
                 return;
             }
-            if is_drained && reading.stage.wants_bytes() {
-                break ReadPause::NoBytes;
-            }
-            // There is no event for bytes that are read already.
-            if moved > limit && reading.stage.wants_bytes() {
-                self.wake_worker();
-                break ReadPause::NoBytes;
-            }
-            match self.run_stage(reading) {
-                StageOutcome::Next => {}
-                StageOutcome::Received(Received { bytes, is_all }) => {
-                    moved += bytes as u64;
-                    is_drained = is_all && !self.has_ended.load(Ordering::Relaxed);
+            match step {
+                Ok(RecvStep::Read) if is_drained => break ReadPause::NoBytes,
+                Ok(RecvStep::Read) if moved > limit => {
+                    // There is no event for bytes that are read already.
+                    self.wake_worker();
+                    break ReadPause::NoBytes;
                 }
-                StageOutcome::WouldBlock => break ReadPause::NoBytes,
-                StageOutcome::FlowDead(number) => {
+                Ok(RecvStep::Read) => match self.read_once(reading) {
+                    Ok(Received { bytes, is_all }) => {
+                        moved += bytes as u64;
+                        is_drained = is_all && !self.has_ended.load(Ordering::Relaxed);
+                    }
+                    Err(pause) => break pause,
+                },
+                Ok(RecvStep::Reserve { chunk, at }) => {
+                    if let Err(pause) = self.reserve(reading, &chunk, at) {
+                        break pause;
+                    }
+                }
+                Ok(RecvStep::Received(part)) => self.part_received(reading, &part),
+                Ok(RecvStep::ChunkEnd { length }) => {
+                    reading.stage.clear();
+                    self.counters.chunk(&receiver.base().counters, length.into());
+                }
+                Ok(RecvStep::FlowDead(number)) => {
                     // The other flow's lock is needed. Two flows that hold theirs could wait for each other.
                     drop(guard);
                     guard = self.handle_flow_dead(number);
                 }
-                StageOutcome::NoBuffer => break ReadPause::NoBuffer,
-                StageOutcome::Ended(why) => break ReadPause::Ended(why),
-                StageOutcome::Failed(kind, what) => break ReadPause::Failed(kind, what),
+                Ok(RecvStep::Close(messages)) => self.handle_close(messages),
+                Ok(RecvStep::Tag(tag)) => receiver.update_tags(|tags| {
+                    tags.set_common_tag(tag);
+                    true
+                }),
+                Ok(RecvStep::SameTagBelow(below)) => {
+                    receiver.update_tags(|tags| tags.set_same_tag_below(below));
+                }
+                Err(error) if error.is_corrupt() => {
+                    receiver.base().counters.corrupt.add(1);
+                    break ReadPause::Ended(FlowEnd::Lost(error.to_string()));
+                }
+                Err(error) => break ReadPause::Failed(ErrorKind::Remote, error.to_string()),
             }
         };
         if std::mem::take(&mut guard.has_received)
@@ -268,84 +243,15 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
         }
     }
 
-    /// Does what the stage asks for: processes what is read, or reads from the socket.
-    fn run_stage(&self, reading: &mut ReadState) -> StageOutcome {
-        match reading.stage {
-            ReadStage::Header { have: FRAME_BYTES } => self.handle_frame(reading),
-            ReadStage::Header { have } => self.read_header(reading, have),
-            ReadStage::FlowDead { number } => StageOutcome::FlowDead(number),
-            ReadStage::Reserve { chunk, at } => self.reserve(reading, &chunk, at),
-            ReadStage::Deliver { chunk, buffer, at, end, .. } => {
-                let rest = match &mut reading.checksum {
-                    None => buffer.part(at as usize, (end - at) as usize),
-                    Some(checksum) => checksum.place(at, end),
-                };
-                self.read_payload(reading, rest, end == chunk.end())
-            }
-            ReadStage::Discard { at, end, .. } => self.discard(reading, (end - at) as usize),
-            ReadStage::Corrupt => {
-                self.receiver.base().counters.corrupt.add(1);
-                let why = "a chunk that does not match its checksum";
-                StageOutcome::Ended(FlowEnd::Lost(why.to_owned()))
-            }
-        }
-    }
-
-    /// Acts on a frame header that is complete.
-    fn handle_frame(&self, reading: &mut ReadState) -> StageOutcome {
-        let receiver = &self.receiver;
-        let (frame, sum) = match receiver.base().decode(&reading.header) {
-            Ok(decoded) => decoded,
-            Err(error @ FrameError::Checksum) => {
-                return StageOutcome::Ended(FlowEnd::Lost(error.to_string()));
-            }
-            Err(error) => {
-                return StageOutcome::Failed(ErrorKind::Remote, format!("protocol error: {error}"));
-            }
+    /// The peer closes the connection. It may deliver fewer messages than it has announced on another flow, if it gives up.
+    fn handle_close(&self, messages: u64) {
+        let below = {
+            let mut queue = lock(self.receiver.queue());
+            queue.is_sender_open = true;
+            queue.closes_at = Some(queue.closes_at.map_or(messages, |at| at.min(messages)));
+            queue.reassembly.ack()
         };
-        match frame {
-            Frame::Chunk(chunk) => {
-                if let Some(checksum) = &mut reading.checksum {
-                    let length = chunk.length;
-                    if u64::from(length) > MAX_CHUNK_BYTES {
-                        let what = format!(
-                            "protocol error: a chunk of {length} bytes, but the limit is {MAX_CHUNK_BYTES}"
-                        );
-                        return StageOutcome::Failed(ErrorKind::Remote, what);
-                    }
-                    checksum.begin(&chunk, sum);
-                }
-                reading.stage = ReadStage::Reserve { chunk, at: chunk.offset };
-            }
-            Frame::FlowDead(number) => reading.stage = ReadStage::FlowDead { number },
-            Frame::Close(messages) => {
-                reading.stage = ReadStage::Header { have: 0 };
-                let below = {
-                    let mut queue = lock(receiver.queue());
-                    // It may deliver fewer than it has announced on another flow, if it gives up.
-                    queue.is_sender_open = true;
-                    queue.closes_at = Some(queue.closes_at.map_or(messages, |at| at.min(messages)));
-                    queue.reassembly.ack()
-                };
-                self.reply(|replies| replies.ack = Some(below));
-            }
-            Frame::Tag(tag) => {
-                reading.stage = ReadStage::Header { have: 0 };
-                receiver.update_tags(|tags| {
-                    tags.set_common_tag(tag);
-                    true
-                });
-            }
-            Frame::SameTagBelow(below) => {
-                reading.stage = ReadStage::Header { have: 0 };
-                receiver.update_tags(|tags| tags.set_same_tag_below(below));
-            }
-            Frame::Ack(..) | Frame::TagsDifferFrom(_) | Frame::BufferTag(..) => {
-                let what = "protocol error: the sender sent a frame that only receivers send";
-                return StageOutcome::Failed(ErrorKind::Remote, what.to_owned());
-            }
-        }
-        StageOutcome::Next
+        self.reply(|replies| replies.ack = Some(below));
     }
 
     /// Ends a flow that the peer reported as dead, and acknowledges that. Called without the lock, which it takes again.
@@ -359,105 +265,116 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
         self.reply(|replies| replies.ack = Some(below));
         let mut reading = self.reading.lock();
         // Another thread may have handled it in between.
-        if matches!(reading.stage, ReadStage::FlowDead { number: still } if still == number) {
-            reading.stage = ReadStage::Header { have: 0 };
-        }
+        reading.codec.flow_dead_handled(number);
         reading
     }
 
-    fn read_header(&self, reading: &mut ReadState, have: usize) -> StageOutcome {
-        let no_payload = RecvBuffer::from_static(&mut []);
-        let header = &mut reading.header[have..];
-        let result = reading.half.recv_with_header(&self.socket, no_payload, header);
-        self.after_read(reading, result, FRAME_BYTES - have)
-    }
-
     /// Reserves a part of the message's buffer for the next bytes of the chunk.
-    fn reserve(&self, reading: &mut ReadState, chunk: &ChunkHeader, at: u64) -> StageOutcome {
-        match self.receiver.reserve(self.slot, chunk, at) {
-            Ok(Some(stage)) => {
-                reading.stage = stage;
-                if let ReadStage::Deliver { buffer, at, end, .. } = stage {
-                    let (socket, bytes) = (self.socket.as_raw_fd(), (end - at) as usize);
-                    let describe = || ChunkDescription::Tcp { socket, is_sent: false, bytes };
-                    reading.event = ChunkEvent::begin(buffer.mark(), describe);
+    fn reserve(
+        &self,
+        reading: &mut ReadState,
+        chunk: &ChunkHeader,
+        at: u64,
+    ) -> Result<(), ReadPause> {
+        let action = self.receiver.reserve(self.slot, chunk, at).map_err(|error| {
+            let kind = match error {
+                ReassemblyError::TooLong { .. } => ErrorKind::Truncated,
+                ReassemblyError::TotalChanged { .. } | ReassemblyError::TooFragmented { .. } => {
+                    ErrorKind::Remote
                 }
-                self.finish_part(reading);
-                StageOutcome::Next
+            };
+            ReadPause::Failed(kind, error.to_string())
+        })?;
+        match action {
+            ChunkAction::Deliver { payload: buffer, end } => {
+                let (socket, bytes) = (self.socket.as_raw_fd(), (end - at) as usize);
+                let describe = || ChunkDescription::Tcp { socket, is_sent: false, bytes };
+                // That of the part before, if the chunk is not verified yet.
+                reading.event = None;
+                reading.event = ChunkEvent::begin(buffer.mark(), describe);
             }
-            Ok(None) => StageOutcome::NoBuffer,
-            Err(error) => {
-                let kind = match error {
-                    ReassemblyError::TooLong { .. } => ErrorKind::Truncated,
-                    ReassemblyError::TotalChanged { .. }
-                    | ReassemblyError::TooFragmented { .. } => ErrorKind::Remote,
-                };
-                StageOutcome::Failed(kind, error.to_string())
-            }
+            ChunkAction::Discard { .. } => {}
+            ChunkAction::NotPosted => return Err(ReadPause::NoBuffer),
         }
+        reading.codec.reserved(action);
+        Ok(())
     }
 
-    /// Reads into the rest of the reserved part.
-    fn read_payload(
-        &self,
-        reading: &mut ReadState,
-        rest: RecvBuffer,
-        is_last: bool,
-    ) -> StageOutcome {
-        // The next frame follows the chunk's end, often in the same call.
-        let next = if is_last { FRAME_BYTES } else { 0 };
-        let room = rest.length() + next;
-        let header = &mut reading.header[..next];
-        let result = reading.half.recv_with_header(&self.socket, rest, header);
-        self.after_read(reading, result, room)
+    /// A part of a message is received.
+    fn part_received(&self, reading: &mut ReadState, part: &Part<RecvBuffer>) {
+        let Part { message, buffer, start, end, staged_at } = *part;
+        let length = (end - start) as usize;
+        if let Some(staged_at) = staged_at {
+            let bytes = reading.stage.bytes(staged_at, staged_at + length);
+            buffer.part(start as usize, length).copy_from(bytes);
+        }
+        reading.has_received = true;
+        // Before the request may be reported.
+        reading.event = None;
+        self.receiver.on_received(self, message, end - start);
     }
 
-    /// Drops bytes that were received before.
-    fn discard(&self, reading: &mut ReadState, length: usize) -> StageOutcome {
-        let half = &mut reading.half;
-        let result = match &mut reading.checksum {
-            None => half.discard(&self.socket, length),
-            Some(checksum) => self.discard_checked(half, checksum, length),
+    /// Reads from the socket once.
+    fn read_once(&self, reading: &mut ReadState) -> Result<Received, ReadPause> {
+        let ReadState { half, codec, stage, .. } = reading;
+        let mut staged = 0..0;
+        let (result, room) = match codec.room() {
+            Room::Header(header) => {
+                let room = header.len();
+                (half.read(&self.socket, header), room)
+            }
+            Room::Buffer { buffer, start, end, header } => {
+                let rest = buffer.part(start as usize, (end - start) as usize);
+                let room = rest.length() + header.len();
+                (half.recv_with_header(&self.socket, rest, header), room)
+            }
+            Room::Stage { length, start, end, header } => {
+                staged = start..end;
+                let place = stage.place(length, start, end);
+                let room = place.length() + header.len();
+                (half.recv_with_header(&self.socket, place, header), room)
+            }
+            // It may drop less than there is.
+            Room::Discard(length) => (half.discard(&self.socket, length), 0),
+            Room::DiscardChecked(length) => return self.discard_checked(reading, length),
         };
-        // It may drop less than there is.
-        self.after_read(reading, result, 0)
-    }
-
-    /// Continues after a call that had this much room.
-    fn after_read(
-        &self,
-        reading: &mut ReadState,
-        result: io::Result<usize>,
-        room: usize,
-    ) -> StageOutcome {
-        match result {
-            Ok(0) => StageOutcome::Ended(self.end_of_stream(reading)),
-            Ok(received) => {
-                let is_all = received < room && !reading.half.has_failed();
-                self.advance(reading, received);
-                StageOutcome::Received(Received { bytes: received, is_all })
-            }
-            Err(error) if would_block(&error) => StageOutcome::WouldBlock,
-            Err(error) => {
-                let is_forged = error.kind() == io::ErrorKind::InvalidData;
-                self.receiver.base().counters.corrupt.add(is_forged.into());
-                StageOutcome::Ended(error.into())
-            }
-        }
+        let received = self.after_read(reading, result)?;
+        let ReadState { half, codec, stage, .. } = reading;
+        let payload = stage.bytes(staged.start, staged.end.min(staged.start + received));
+        codec.received(received, payload);
+        Ok(Received { bytes: received, is_all: received < room && !half.has_failed() })
     }
 
     /// Reads bytes that were received before, since the checksum covers them.
     fn discard_checked(
         &self,
-        half: &mut RecvHalf,
-        checksum: &mut ChunkChecksum,
+        reading: &mut ReadState,
         length: usize,
-    ) -> io::Result<usize> {
+    ) -> Result<Received, ReadPause> {
         let mut bytes = [0; 4096];
         let room = length.min(bytes.len());
-        let received = half.read(&self.socket, &mut bytes[..room])?;
-        checksum.discarded(&bytes[..received]);
-        Ok(received)
+        let result = reading.half.read(&self.socket, &mut bytes[..room]);
+        let received = self.after_read(reading, result)?;
+        reading.codec.received(received, &bytes[..received]);
+        Ok(Received { bytes: received, is_all: false })
+    }
+
+    /// The number of bytes that were read, or why there are none.
+    fn after_read(
+        &self,
+        reading: &ReadState,
+        result: io::Result<usize>,
+    ) -> Result<usize, ReadPause> {
+        match result {
+            Ok(0) => Err(ReadPause::Ended(self.end_of_stream(reading))),
+            Ok(received) => Ok(received),
+            Err(error) if would_block(&error) => Err(ReadPause::NoBytes),
+            Err(error) => {
+                let is_forged = error.kind() == io::ErrorKind::InvalidData;
+                self.receiver.base().counters.corrupt.add(is_forged.into());
+                Err(ReadPause::Ended(error.into()))
+            }
+        }
     }
 
     /// Why the flow ended that has nothing more to read.
@@ -465,66 +382,10 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
         if let Some(error) = lock(&self.replies).error.take() {
             return error.into();
         }
-        match reading.stage {
-            ReadStage::Header { have: 0 } => FlowEnd::Expected,
-            _ => FlowEnd::Lost("the peer closed it in the middle of a message".to_owned()),
+        match reading.codec.is_between_frames() {
+            true => FlowEnd::Expected,
+            false => FlowEnd::Lost("the peer closed it in the middle of a message".to_owned()),
         }
-    }
-
-    /// Accounts for bytes that were read.
-    fn advance(&self, reading: &mut ReadState, received: usize) {
-        if let (Some(checksum), ReadStage::Deliver { at, end, .. }) =
-            (&mut reading.checksum, &reading.stage)
-        {
-            let taken = (received as u64).min(end - at);
-            checksum.received(*at, taken);
-        }
-        match &mut reading.stage {
-            ReadStage::Header { have } => *have += received,
-            ReadStage::Deliver { at, end, .. } | ReadStage::Discard { at, end, .. } => {
-                let taken = (received as u64).min(*end - *at);
-                *at += taken;
-                if at == end {
-                    let have = received - taken as usize;
-                    self.finish_part(reading);
-                    if let ReadStage::Header { have: none } = &mut reading.stage {
-                        *none = have;
-                    }
-                }
-            }
-            ReadStage::FlowDead { .. } | ReadStage::Reserve { .. } | ReadStage::Corrupt => {}
-        }
-    }
-
-    /// Continues when the current part of a chunk is complete.
-    fn finish_part(&self, reading: &mut ReadState) {
-        let (chunk, at) = match reading.stage {
-            ReadStage::Deliver { chunk, buffer, start, at, end } if at == end => {
-                reading.has_received = true;
-                // Before the request may be reported.
-                reading.event = None;
-                match &mut reading.checksum {
-                    None => self.receiver.on_received(self, chunk.message, end - start),
-                    Some(checksum) => checksum.part_received(buffer, start, end),
-                }
-                (chunk, end)
-            }
-            ReadStage::Discard { chunk, at, end } if at == end => (chunk, end),
-            _ => return,
-        };
-        reading.stage = if at == chunk.end() {
-            if let Some(checksum) = &mut reading.checksum {
-                if !checksum.matches() {
-                    reading.stage = ReadStage::Corrupt;
-                    return;
-                }
-                checksum.deliver(|message, bytes| self.receiver.on_received(self, message, bytes));
-            }
-            self.counters.chunk(&self.receiver.base().counters, chunk.length.into());
-            ReadStage::Header { have: 0 }
-        } else {
-            ReadStage::Reserve { chunk, at }
-        };
     }
 
     /// Stops reading, and releases what was reserved for this flow. False if it had stopped already.
@@ -533,23 +394,16 @@ impl<O: RecvFlowOwner> RecvFlow<O> {
         if std::mem::replace(&mut reading.closed, true) {
             return false;
         }
-        let stage = std::mem::replace(&mut reading.stage, ReadStage::Header { have: 0 });
         reading.event = None;
-        let is_checked = reading.checksum.is_some();
-        if let Some(checksum) = &mut reading.checksum {
-            let mut queue = lock(self.receiver.queue());
-            checksum.drop_parts(|message, from, to| queue.reassembly.release(message, from, to));
-        }
-        if let ReadStage::Deliver { chunk, start, mut at, end, .. } = stage {
-            if is_checked {
-                // They are not verified.
-                at = start;
-            }
-            let mut queue = lock(self.receiver.queue());
+        reading.stage.clear();
+        let mut queue = lock(self.receiver.queue());
+        reading.codec.abandon(|Abandoned { message, start, received, end }| {
             // This does not complete the message: more is missing.
-            queue.reassembly.received(chunk.message, at - start);
-            queue.reassembly.release(chunk.message, at, end);
-        }
+            if received > start {
+                queue.reassembly.received(message, received - start);
+            }
+            queue.reassembly.release(message, received, end);
+        });
         true
     }
 
