@@ -7,3 +7,4 @@ pub(crate) mod reassembly;
 pub(crate) mod recv_codec;
 pub(crate) mod repath;
 pub(crate) mod scheduler;
+pub(crate) mod send_codec;

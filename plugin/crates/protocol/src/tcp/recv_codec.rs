@@ -359,7 +359,7 @@ impl<B: Copy> RecvCodec<B> {
 
 /// Test only: a flow's user, with the messages' buffers.
 #[cfg(test)]
-mod test_reader {
+pub(super) mod test_reader {
     use super::*;
     use crate::tcp::reassembly::{Reassembly, ReassemblyError};
 

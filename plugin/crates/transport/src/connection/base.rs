@@ -13,7 +13,6 @@ use socket2::{Socket, TcpKeepalive};
 use crate::context::Context;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind};
-use crate::memory::buffers::SendBuffer;
 use crate::rdma::{self, MemoryTypes, MrCache};
 use crate::runtime::notify::Notify;
 use crate::runtime::waiters;
@@ -324,16 +323,7 @@ impl Base {
 
     /// Encodes a frame without payload.
     pub(crate) fn encode(&self, frame: Frame) -> [u8; FRAME_BYTES] {
-        self.encode_with(frame, SendBuffer::from_static(&[]))
-    }
-
-    /// Encodes a frame with this payload.
-    pub(crate) fn encode_with(&self, frame: Frame, payload: SendBuffer) -> [u8; FRAME_BYTES] {
-        if self.context.settings.checksum {
-            frame.seal(payload.checksum(0))
-        } else {
-            frame.encode()
-        }
+        if self.context.settings.checksum { frame.seal(0) } else { frame.encode() }
     }
 
     /// Decodes a frame and the checksum of its payload, 0 without checksums. Counts frames that do not match theirs.

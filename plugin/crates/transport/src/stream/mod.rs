@@ -102,7 +102,7 @@ impl SendHalf {
     /// taken of all together. In a TLS session the socket may not have taken some of them yet ([`SendHalf::is_flushed`]).
     ///
     /// # Panics
-    /// When there are more than [`sys::MAX_FRAMES`].
+    /// When there are more than [`evenkeel_protocol::MAX_FRAMES`].
     pub(crate) fn send_frames<'a>(
         &mut self,
         socket: &Socket,

@@ -19,8 +19,8 @@ pub(crate) use process::{block_signals, has_idle_processor, uninterrupted};
 #[cfg(test)]
 pub(crate) use socket::option;
 pub(crate) use socket::{
-    MAX_FRAMES, accept, discard, recv_with_header, send_frames, set_min_retransmit_time,
-    set_port_at_connect, set_unsent_limit, unacknowledged,
+    accept, discard, recv_with_header, send_frames, set_min_retransmit_time, set_port_at_connect,
+    set_unsent_limit, unacknowledged,
 };
 pub(crate) use tcp_info::{PathFigures, PathInfo, path_figures, path_info};
 pub(crate) use time::coarse_nanoseconds;

@@ -7,13 +7,11 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr;
 use std::time::Duration;
 
+use evenkeel_protocol::MAX_FRAMES;
 use socket2::{SockAddr, Socket};
 
 use super::process::uninterrupted;
 use crate::memory::buffers::{RecvBuffer, SendBuffer};
-
-/// Maximum number of frames per system call.
-pub(crate) const MAX_FRAMES: usize = 16;
 
 /// Sends frames, each with a header and a payload, in order and as far as the socket takes them. Returns the number of
 /// bytes taken of all together.

@@ -1,6 +1,5 @@
 //! One TCP connection (flow) of a sending connection: writes chunks, reads acknowledgements.
 
-use std::collections::VecDeque;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
@@ -9,7 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
-    ChunkHeader, FRAME_BYTES, FlowStats, Frame, FrameError, NextFrame, Pacer, Progress, TagGate,
+    ChunkHeader, FRAME_BYTES, FlowStats, Frame, FrameError, FrameSlice, NextFrame, Pacer, Progress,
+    SendCodec, TagGate, Written,
 };
 use socket2::Socket;
 
@@ -20,7 +20,7 @@ use crate::runtime::reactor::{Readiness, Registration, Source};
 use crate::runtime::work_lock::WorkLock;
 use crate::stream::{RecvHalf, SendHalf};
 use crate::sync::lock;
-use crate::sys::{self, MAX_FRAMES};
+use crate::sys;
 use crate::tcp::lone_pacing::LonePacing;
 use crate::tcp::send_queue::{QueuedFlow, SendQueue};
 use crate::telemetry::chunk_events::{ChunkDescription, ChunkEvent};
@@ -46,8 +46,8 @@ pub(crate) trait SendFlowOwner: Sized + Send + Sync {
     fn epoch(&self) -> Instant;
     /// Whether flows are paced that are alone in their connections.
     fn lone_pacing(&self) -> &LonePacing;
-    /// A flow has written a chunk with this many bytes.
-    fn on_chunk_written(&self, bytes: u64);
+    /// A flow has written chunks with this many bytes.
+    fn on_chunks_written(&self, bytes: u64);
     /// A caller has written for this time.
     fn add_caller_work(&self, time: Duration);
     /// Messages that wait for a caller's next poll on this flow are written now.
@@ -99,8 +99,8 @@ pub(super) struct WriteState {
     pub(super) half: SendHalf,
     /// Nothing may be written any more.
     pub(super) closed: bool,
-    /// Frames to write, in this order; the first may be partly written. At most [`MAX_FRAMES`].
-    pub(super) frames: VecDeque<PartlyWritten>,
+    /// Frames to write.
+    pub(super) codec: SendCodec<Payload>,
     /// Number of written chunks that are not reported to the scheduler yet.
     pub(super) chunks_written: usize,
     /// A close frame was sent.
@@ -117,27 +117,17 @@ pub(super) struct WriteState {
     at_once: u32,
 }
 
-pub(super) struct PartlyWritten {
-    frame: Frame,
-    encoded: [u8; FRAME_BYTES],
-    payload: SendBuffer,
-    /// Bytes written of frame and payload together.
-    pub(super) written: usize,
+/// What a frame carries.
+pub(super) struct Payload {
+    /// Empty if the frame is no chunk.
+    buffer: SendBuffer,
     /// Ends when the frame is written, or will not be.
     event: Option<ChunkEvent>,
 }
 
-impl PartlyWritten {
-    /// Not encoded, and nothing of it written.
-    pub(super) fn new((frame, payload): (Frame, SendBuffer)) -> Self {
-        Self { frame, encoded: [0; FRAME_BYTES], payload, written: 0, event: None }
-    }
-
-    /// The unwritten rest of the frame and of its payload.
-    fn rest(&self) -> (&[u8], SendBuffer) {
-        let header = &self.encoded[self.written.min(FRAME_BYTES)..];
-        let offset = self.written.saturating_sub(FRAME_BYTES);
-        (header, self.payload.part(offset, self.payload.length() - offset))
+impl Payload {
+    fn new(buffer: SendBuffer) -> Self {
+        Self { buffer, event: None }
     }
 }
 
@@ -162,11 +152,11 @@ pub(super) struct FrameReader {
 }
 
 impl WriteState {
-    pub(super) fn new(half: SendHalf, pace: Pacer) -> Self {
+    pub(super) fn new(half: SendHalf, pace: Pacer, has_checksums: bool) -> Self {
         Self {
             half,
             closed: false,
-            frames: VecDeque::with_capacity(MAX_FRAMES),
+            codec: SendCodec::new(has_checksums),
             chunks_written: 0,
             close_sent: false,
             tag_sent: false,
@@ -180,10 +170,15 @@ impl WriteState {
     /// Whether the socket has not taken everything that was written last.
     fn is_blocked(&self) -> bool {
         match &self.half {
-            SendHalf::Plain | SendHalf::Kernel(_) => !self.frames.is_empty(),
+            SendHalf::Plain | SendHalf::Kernel(_) => !self.codec.is_empty(),
             // It takes frames in parts, as many as fit into its records.
             half @ SendHalf::Records(_) => !half.is_flushed(),
         }
+    }
+
+    /// Encodes the frames that were added.
+    fn encode(&mut self) {
+        self.codec.encode(|payload| payload.buffer.checksum(0));
     }
 
     /// A frame about tags that must be written on this flow before any further chunk.
@@ -276,11 +271,10 @@ impl<O: SendFlowOwner> SendFlow<O> {
     /// Writes a frame that changes nothing and that the peer answers, unless there are frames to write anyway.
     pub(super) fn ping(&self) {
         self.writer.run(|mut writer| {
-            if !writer.closed && writer.frames.is_empty() {
-                let nothing = SendBuffer::from_static(&[]);
-                let mut ping = PartlyWritten::new((Frame::FlowDead(NO_FLOW), nothing));
-                ping.encoded = self.sender.base().encode_with(ping.frame, ping.payload);
-                writer.frames.push_back(ping);
+            if !writer.closed && writer.codec.is_empty() {
+                let nothing = Payload::new(SendBuffer::from_static(&[]));
+                writer.codec.push(Frame::FlowDead(NO_FLOW), nothing);
+                writer.encode();
                 self.write_with(writer, 0);
             }
         });
@@ -314,9 +308,9 @@ impl<O: SendFlowOwner> SendFlow<O> {
                     Err(error) => break error,
                 }
             }
-            if writer.frames.is_empty() {
+            if writer.codec.is_empty() {
                 self.take_frames(writer);
-                if writer.frames.is_empty() {
+                if writer.codec.is_empty() {
                     return moved;
                 }
                 continue;
@@ -327,7 +321,9 @@ impl<O: SendFlowOwner> SendFlow<O> {
             }
             // Before the call: an event may come during it.
             self.is_full.store(true, Ordering::Relaxed);
-            let frames = writer.frames.iter().map(PartlyWritten::rest);
+            let frames = writer.codec.slices().map(|FrameSlice { header, payload, start, end }| {
+                (header, payload.buffer.part(start, end - start))
+            });
             match writer.half.send_frames(&self.socket, frames) {
                 Ok(sent) => {
                     moved += sent as u64;
@@ -354,59 +350,45 @@ impl<O: SendFlowOwner> SendFlow<O> {
     }
 
     /// Accounts for written bytes.
-    fn wrote(&self, writer: &mut WriteState, mut sent: usize) {
-        while sent > 0
-            && let Some(frame) = writer.frames.front_mut()
-        {
-            let whole = FRAME_BYTES + frame.payload.length();
-            let part = sent.min(whole - frame.written);
-            frame.written += part;
-            sent -= part;
-            if frame.written < whole {
-                return;
-            }
-            if let Frame::Chunk(ChunkHeader { length, .. }) = frame.frame {
-                self.counters.chunk(&self.sender.base().counters, length.into());
-                self.sender.on_chunk_written(length.into());
-                writer.chunks_written += 1;
-            }
-            writer.frames.pop_front();
+    fn wrote(&self, writer: &mut WriteState, sent: usize) {
+        let Written { chunks, bytes } = writer.codec.wrote(sent);
+        if chunks > 0 {
+            self.counters.chunks(&self.sender.base().counters, chunks, bytes);
+            self.sender.on_chunks_written(bytes);
+            writer.chunks_written += chunks;
         }
     }
 
     /// Fills the list of frames to write. It stays empty if there is nothing to send, or too much is in flight. In both
     /// cases the flow is called again later.
     fn take_frames(&self, writer: &mut WriteState) {
-        let Some(first) = self.next_frame(writer) else { return };
+        let Some((frame, payload)) = self.next_frame(writer) else { return };
         let settings = &self.sender.base().context.settings;
         let (small, most) = (settings.caller_bytes, settings.chunk_bytes);
-        let mut bytes = first.1.length() as u64;
-        writer.frames.push_back(PartlyWritten::new(first));
+        let mut bytes = payload.length() as u64;
+        writer.codec.push(frame, Payload::new(payload));
         if bytes <= small {
             // Small messages that wait already are added: a system call costs as much as a small message.
             let mut queue = lock(self.sender.queue());
-            while writer.frames.len() < MAX_FRAMES
+            while !writer.codec.is_full()
                 && bytes < BATCH_BYTES
                 && queue.scheduler.next_unstarted_message().is_some_and(|length| length <= small)
-                && let Some(frame) = self.cut(&mut queue, small.min(most))
+                && let Some((frame, payload)) = self.cut(&mut queue, small.min(most))
             {
-                bytes += frame.1.length() as u64;
-                writer.frames.push_back(PartlyWritten::new(frame));
+                bytes += payload.length() as u64;
+                writer.codec.push(frame, Payload::new(payload));
             }
-            if writer.frames.len() == 1 && writer.at_once == 0 {
+            if writer.codec.len() == 1 && writer.at_once == 0 {
                 writer.at_once = IMMEDIATE_WRITES;
             }
         }
         // A checksum takes time, and the queue is not locked here. The messages stay in place while a flow writes them.
-        for frame in &mut writer.frames {
-            frame.encoded = self.sender.base().encode_with(frame.frame, frame.payload);
-            let bytes = frame.payload.length();
-            let socket = self.socket.as_raw_fd();
-            frame.event = ChunkEvent::begin(frame.payload.mark(), || ChunkDescription::Tcp {
-                socket,
-                is_sent: true,
-                bytes,
-            });
+        writer.encode();
+        let socket = self.socket.as_raw_fd();
+        for Payload { buffer, event } in writer.codec.payloads_mut() {
+            let bytes = buffer.length();
+            let describe = || ChunkDescription::Tcp { socket, is_sent: true, bytes };
+            *event = ChunkEvent::begin(buffer.mark(), describe);
         }
     }
 

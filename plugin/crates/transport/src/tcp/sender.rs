@@ -218,7 +218,11 @@ impl TcpSender {
                 is_woken: AtomicBool::new(true),
                 has_ended: AtomicBool::new(false),
                 has_timer: AtomicBool::new(false),
-                writer: WorkLock::new(WriteState::new(send, pace)),
+                writer: WorkLock::new(WriteState::new(
+                    send,
+                    pace,
+                    self.base.context.settings.checksum,
+                )),
                 frame_reader: WorkLock::new(FrameReader { half, frames, have: 0 }),
             });
             if slot == queue.flows.len() {
@@ -366,7 +370,7 @@ impl SendFlowOwner for TcpSender {
         &self.destination.workers.lone_pacing
     }
 
-    fn on_chunk_written(&self, bytes: u64) {
+    fn on_chunks_written(&self, bytes: u64) {
         self.flow_count.carried(bytes);
     }
 
@@ -408,7 +412,7 @@ impl SendFlowOwner for TcpSender {
             if std::mem::replace(&mut writer.closed, true) {
                 return;
             }
-            writer.frames.clear();
+            writer.codec.clear();
         }
         flow.end();
         let (waiting, over) = {
@@ -539,8 +543,8 @@ impl TcpSender {
                     }
                     queue.scheduler.first()
                 };
-                let midway = writer.frames.front().is_some_and(|frame| frame.written > 0);
-                writer.frames.clear();
+                let midway = writer.codec.is_midway();
+                writer.codec.clear();
                 if !midway && !writer.close_sent {
                     let nothing = SendBuffer::from_static(&[]);
                     let close = self.base.encode(Frame::Close(delivered));
@@ -617,7 +621,7 @@ impl TcpSender {
         let waiting = {
             let mut writer = flow.writer.lock();
             let mut queue = lock(&self.queue);
-            let is_written = writer.frames.is_empty() && writer.half.is_flushed();
+            let is_written = writer.codec.is_empty() && writer.half.is_flushed();
             if writer.closed || !is_written || !queue.scheduler.is_drained(flow.slot) {
                 // Another thread may have wanted to write meanwhile.
                 flow.wake_worker();
@@ -804,7 +808,7 @@ mod tests {
         test_support::until(|| {
             let now = Instant::now();
             sender.add_caller_work(now - std::mem::replace(&mut before, now));
-            sender.on_chunk_written(1000);
+            sender.on_chunks_written(1000);
             sender.flows().iter().for_each(|flow| sender.adapt(flow));
             (lock(&sender.queue).used.count_ones() < 8).then_some(())
         });

@@ -89,9 +89,14 @@ pub(crate) struct FlowCounters {
 impl FlowCounters {
     /// Counts a chunk for the flow and its connection.
     pub(crate) fn chunk(&self, connection: &Counters, bytes: u64) {
+        self.chunks(connection, 1, bytes);
+    }
+
+    /// Counts chunks with this many bytes together.
+    pub(crate) fn chunks(&self, connection: &Counters, chunks: usize, bytes: u64) {
         self.bytes.add(bytes);
         connection.carried.add(bytes);
-        connection.chunks.add(1);
+        connection.chunks.add(chunks as u64);
     }
 
     /// Payload bytes moved.
