@@ -47,6 +47,7 @@ pub use tags::{
     AdvertisedTags, MAX_UNEXPECTED_BYTES, MatchStep, TagGate, TagMatcher, TooLong,
     UnexpectedDelivery,
 };
+pub use tcp::copies::{COPY_BLOCK_BYTES, CopyId, CopyReservation, CopyRings};
 pub use tcp::flow_count::FlowCount;
 pub use tcp::frame::{ChunkHeader, FRAME_BYTES, Frame, FrameError, checksum};
 pub use tcp::pacing::{Pacer, Progress};

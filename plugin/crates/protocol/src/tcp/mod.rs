@@ -1,5 +1,6 @@
 //! Messages over TCP flows: frames, and which flow carries which bytes.
 
+pub(crate) mod copies;
 pub(crate) mod flow_count;
 pub(crate) mod frame;
 pub(crate) mod pacing;

@@ -266,13 +266,6 @@ impl Drop for Memory {
 }
 
 #[cfg(test)]
-impl SendBuffer {
-    pub(crate) fn start_address(&self) -> usize {
-        self.start.addr()
-    }
-}
-
-#[cfg(test)]
 impl RecvBuffer {
     /// The same memory, to send from.
     pub(crate) fn as_send(&self) -> SendBuffer {

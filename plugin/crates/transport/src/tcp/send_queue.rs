@@ -5,12 +5,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use evenkeel_protocol::{AdvertisedTags, Scheduler, TagGate};
+use evenkeel_protocol::{AdvertisedTags, CopyId, Scheduler, TagGate};
 
 use crate::connection::request::Operation;
 use crate::memory::buffers::SendBuffer;
 use crate::runtime::reactor::Linger;
-use crate::tcp::retransmit_buffer::{CopyId, RetransmitBuffer};
+use crate::tcp::retransmit_buffer::RetransmitBuffer;
 
 /// What the queue needs of a flow.
 pub(crate) trait QueuedFlow {
