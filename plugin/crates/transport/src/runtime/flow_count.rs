@@ -10,7 +10,7 @@ use evenkeel_protocol::FlowCount;
 use crate::sync::lock;
 use crate::weak::WeakMap;
 
-/// Measures the connections to one peer together. They share hosts and paths, and one alone could not tell its own gain
+/// Measures the connections to one peer together that began with the same number of flows. They share hosts and paths, and one alone could not tell its own gain
 /// from what it takes from the others.
 #[derive(Debug)]
 pub(crate) struct FlowCountController {
@@ -71,17 +71,19 @@ impl FlowCountController {
     }
 }
 
-/// The controller of each peer.
+/// The controllers, by the peer's address and the number of flows that a connection begins with. What is worth its cost to
+/// connections with one flow says nothing about those with four.
 #[derive(Debug, Default)]
-pub(crate) struct FlowCountControllers(Mutex<WeakMap<IpAddr, FlowCountController>>);
+pub(crate) struct FlowCountControllers(Mutex<WeakMap<(IpAddr, usize), FlowCountController>>);
 
 impl FlowCountControllers {
-    /// The controller for a connection with this number of flows to this peer.
+    /// The controller for a connection that begins with this number of flows to this peer.
     pub(crate) fn of(&self, peer: IpAddr, flows: usize) -> Arc<FlowCountController> {
         let mut all = lock(&self.0);
-        all.live(&peer).unwrap_or_else(|| {
+        let key = (peer, flows);
+        all.live(&key).unwrap_or_else(|| {
             let controller = Arc::new(FlowCountController::new(flows));
-            all.insert(peer, &controller);
+            all.insert(key, &controller);
             controller
         })
     }
@@ -100,5 +102,14 @@ mod tests {
         assert!(!Arc::ptr_eq(&first, &controllers.of(other, 4)));
         drop(first);
         assert_eq!(controllers.of(one, 8).flows(), 8, "a new one");
+    }
+
+    #[test]
+    fn flow_count_of_later_connections_is_their_own() {
+        let controllers = FlowCountControllers::default();
+        let peer = "192.0.2.1".parse().unwrap();
+        let one = controllers.of(peer, 1);
+        let four = controllers.of(peer, 4);
+        assert_eq!((one.flows(), four.flows()), (1, 4));
     }
 }

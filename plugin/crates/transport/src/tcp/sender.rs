@@ -769,36 +769,72 @@ impl Source for Clock {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
     use std::os::unix::net::UnixStream;
 
     use evenkeel_protocol::{ConnectionId, Handle, Nonce};
 
     use super::*;
-    use crate::memory::buffers::{RecvBuffer, SendBuffer};
+    use crate::memory::buffers::RecvBuffer;
+    use crate::runtime::reactor::Runtime;
     use crate::{MemoryTypes, NullLog, Settings, Transport, test_support};
+
+    /// A connection of this transport over the near ends of so many pairs of sockets, and the far ends.
+    fn open(
+        transport: &Transport,
+        runtime: &Runtime,
+        flows: usize,
+    ) -> (Arc<TcpSender>, Vec<UnixStream>) {
+        open_to(transport, runtime, "127.0.0.1:1".parse().unwrap(), flows)
+    }
+
+    /// The same, with a peer that listens at this address for further flows.
+    fn open_to(
+        transport: &Transport,
+        runtime: &Runtime,
+        peer: SocketAddr,
+        flows: usize,
+    ) -> (Arc<TcpSender>, Vec<UnixStream>) {
+        let (addresses, port) = (vec![peer.ip()], peer.port());
+        let destination = Destination {
+            context: transport.context(0, "").unwrap(),
+            workers: Arc::clone(runtime.workers()),
+            handle: Handle { addresses, port, nonce: Nonce([7; 16]) },
+            peer,
+            connection: ConnectionId([7; 16]),
+        };
+        let (near, far): (Vec<_>, Vec<_>) = (0..flows).map(|_| stream()).unzip();
+        (TcpSender::open(Arc::new(destination), near).unwrap(), far)
+    }
+
+    /// A stream, and its other end.
+    fn stream() -> (Stream, UnixStream) {
+        let (near, far) = UnixStream::pair().unwrap();
+        near.set_nonblocking(true).unwrap();
+        (Stream::plain(near.into()), far)
+    }
+
+    #[test]
+    fn connection_with_one_flow_leaves_later_ones_their_flows() {
+        let transport = test_support::transport();
+        let runtime = transport.runtime().unwrap();
+        let (one, _far_of_one) = open(&transport, &runtime, 1);
+        let (four, _far_of_four) = open(&transport, &runtime, 4);
+        let used = |sender: &TcpSender| lock(&sender.queue).used.count_ones();
+        assert_eq!((used(&one), used(&four)), (1, 4));
+        [one, four].iter().for_each(|sender| sender.close());
+    }
 
     /// After a trial that helped, the hosts become the limit.
     #[test]
     fn kept_flows_are_used_only_while_they_are_worth_their_cost() {
         let transport = test_support::transport();
         let runtime = transport.runtime().unwrap();
-        let peer = "127.0.0.1:1".parse().unwrap();
-        let sender = TcpSender::open(
-            Arc::new(Destination {
-                context: transport.context(0, "").unwrap(),
-                workers: Arc::clone(runtime.workers()),
-                handle: Handle { addresses: Vec::new(), port: 1, nonce: Nonce([7; 16]) },
-                peer,
-                connection: ConnectionId([7; 16]),
-            }),
-            Vec::new(),
-        )
-        .unwrap();
+        let (sender, _) = open(&transport, &runtime, 0);
         let _far: Vec<_> = (0..8)
             .map(|number| {
-                let (near, far) = UnixStream::pair().unwrap();
-                near.set_nonblocking(true).unwrap();
-                sender.add_flow(number, Stream::plain(near.into()), Pacer::default()).unwrap();
+                let (near, far) = stream();
+                sender.add_flow(number, near, Pacer::default()).unwrap();
                 far
             })
             .collect();
