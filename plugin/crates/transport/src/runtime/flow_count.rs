@@ -55,8 +55,9 @@ impl FlowCountController {
         self.flows.store(count.in_use(), Ordering::Relaxed);
     }
 
-    /// Measures since the last tick. `worked`: the time that all threads have spent on sending so far.
-    pub(crate) fn tick(&self, worked: Duration) {
+    /// Measures since the last tick. `worked`: the time that all threads have spent on sending so far. `threads`: how many of
+    /// them may work at once.
+    pub(crate) fn tick(&self, worked: Duration, threads: usize) {
         let mut count = match self.count.try_lock() {
             Ok(count) => count,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -64,7 +65,7 @@ impl FlowCountController {
             Err(TryLockError::WouldBlock) => return,
         };
         let carried = self.carried.load(Ordering::Relaxed);
-        if count.tick(self.epoch.elapsed(), carried, worked) {
+        if count.tick(self.epoch.elapsed(), carried, worked, threads) {
             self.flows.store(count.in_use(), Ordering::Relaxed);
         }
         self.is_limited_by_paths.store(count.is_limited_by_paths(), Ordering::Relaxed);

@@ -206,6 +206,11 @@ impl Workers {
         Duration::from_nanos(worked.sum::<u64>() + self.caller_polling.worked())
     }
 
+    /// The number of threads that may do their work at once. Of callers, one at a time runs a turn.
+    pub(crate) fn threads(&self) -> usize {
+        if self.callers_lead() { 1 } else { self.all.len() }
+    }
+
     /// Whether callers poll so often that they do the work of workers.
     pub(crate) fn callers_lead(&self) -> bool {
         self.caller_polling.leads()

@@ -396,7 +396,8 @@ impl SendFlowOwner for TcpSender {
             // While other paths are tried, there are more.
             let all = queue.flows.iter().flatten().count();
             if all == queue.max_flows {
-                self.flow_count.tick(self.destination.workers.worked());
+                let workers = &self.destination.workers;
+                self.flow_count.tick(workers.worked(), workers.threads());
             }
             if queue.all_flows_until.is_some() {
                 return;
@@ -843,7 +844,8 @@ mod tests {
         let mut before = Instant::now();
         test_support::until(|| {
             let now = Instant::now();
-            sender.add_caller_work(now - std::mem::replace(&mut before, now));
+            let time = now - std::mem::replace(&mut before, now);
+            sender.add_caller_work(time * runtime.workers().threads() as u32);
             sender.on_chunks_written(1000);
             sender.flows().iter().for_each(|flow| sender.adapt(flow));
             (lock(&sender.queue).used.count_ones() < 8).then_some(())
