@@ -15,7 +15,7 @@ use crate::sys;
 const MIN_TURNS: u32 = 32;
 const MIN_TIME: Duration = Duration::from_micros(100);
 /// Maximum time between two turns in a row.
-const MAX_PAUSE: Duration = Duration::from_millis(1);
+pub(crate) const MAX_PAUSE: Duration = Duration::from_millis(1);
 /// After this time workers look whether callers still poll. A caller that other processes keep off its processor comes back
 /// within a few milliseconds; one that sleeps gives the turns back at once.
 const MIN_LEASE: Duration = Duration::from_millis(4);
@@ -67,7 +67,8 @@ struct Load {
 /// A worker leaves the turns to callers for a time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lease {
-    pub(crate) time: Duration,
+    time: Duration,
+    pub(crate) until: Instant,
     /// Number of polls when it began.
     polls: u64,
 }
@@ -142,21 +143,26 @@ impl CallerPolling {
         led && self.end()
     }
 
-    /// A worker looks whether callers have polled during its last lease. Returns the next one, or none if the worker runs
-    /// its turns from now on.
-    pub(crate) fn lease(&self, before: Option<Lease>) -> Option<Lease> {
+    /// A worker looks whether callers have polled during its last lease, once that is over. Returns the present one, or none
+    /// if the worker runs its turns from now on.
+    pub(crate) fn lease(&self, before: Option<Lease>, now: Instant) -> Option<Lease> {
         if !self.leads() {
             return None;
         }
         let polls = self.polls.load(Ordering::Relaxed);
-        let Some(before) = before else { return Some(Lease { time: MIN_LEASE, polls }) };
+        let next = |time: Duration| Some(Lease { time, until: now + time, polls });
+        let Some(before) = before else { return next(MIN_LEASE) };
+        if now < before.until {
+            // It woke up for a timer.
+            return Some(before);
+        }
         // A turn may take longer than the lease.
         let poll = before.polls != polls || try_lock(&self.streak).is_none();
         if !poll || self.need_help() {
             self.end();
             return None;
         }
-        Some(Lease { time: (2 * before.time).min(MAX_LEASE), polls })
+        next((2 * before.time).min(MAX_LEASE))
     }
 
     /// Nanoseconds in which callers did work of workers.
@@ -264,20 +270,26 @@ mod tests {
     #[test]
     fn caller_polling_ends_when_nobody_polls() {
         let polling = CallerPolling::default();
-        assert!(polling.lease(None).is_none(), "nobody leads");
+        let mut now = Instant::now();
+        assert!(polling.lease(None, now).is_none(), "nobody leads");
         let seen = SeenTurn::default();
         lead(&polling, &seen);
-        let mut lease = polling.lease(None);
+        let mut lease = polling.lease(None, now).unwrap();
         for _ in 0..5 {
             poll(&polling, &seen);
-            lease = polling.lease(lease);
-            assert!(lease.is_some_and(|lease| lease.time <= MAX_LEASE));
+            now = lease.until;
+            lease = polling.lease(Some(lease), now).unwrap();
+            assert!(lease.until > now && lease.until <= now + MAX_LEASE);
         }
         // Each worker sees the polls, not only the first one that looks.
         poll(&polling, &seen);
-        assert!(polling.lease(lease).is_some() && polling.lease(lease).is_some());
-        let lease = polling.lease(lease);
-        assert!(polling.lease(lease).is_none() && !polling.leads());
+        let over = Some(lease);
+        now = lease.until;
+        assert!(polling.lease(over, now).is_some() && polling.lease(over, now).is_some());
+        let lease = polling.lease(over, now).unwrap();
+        let early = lease.until - Duration::from_micros(1);
+        assert_eq!(polling.lease(Some(lease), early).unwrap().until, lease.until, "not over yet");
+        assert!(polling.lease(Some(lease), lease.until).is_none() && !polling.leads());
         assert!(poll(&polling, &seen) && !polling.leads(), "it begins anew");
     }
 

@@ -1,11 +1,13 @@
 //! The worker threads that all connections of a process share, and the ways in which threads wait for each other.
 
+mod alarms;
 pub(crate) mod caller_polling;
 pub(crate) mod descriptors;
 pub(crate) mod extra_flows;
 pub(crate) mod flow_count;
 pub(crate) mod notify;
 pub(crate) mod reactor;
+mod timers;
 pub(crate) mod waiters;
 pub(crate) mod work_lock;
 #[cfg(test)]

@@ -17,7 +17,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, p
 use crate::error::Error;
 use crate::handshake::listening_socket::ListeningSockets;
 use crate::memory::staging::StagingPool;
-use crate::runtime::caller_polling::{CallerPolling, SeenTurn, Turn};
+use crate::runtime::alarms::Alarms;
+use crate::runtime::caller_polling::{CallerPolling, MAX_PAUSE, SeenTurn, Turn};
 use crate::runtime::extra_flows::ExtraFlows;
 use crate::runtime::flow_count::FlowCountControllers;
 use crate::runtime::waiters;
@@ -34,6 +35,8 @@ const TICK: Duration = Duration::from_millis(125);
 const WAKE: u64 = 0;
 /// Maximum number of events that a turn takes.
 const MAX_EVENTS: usize = 64;
+/// Waits for events of up to this time are not rounded up to whole milliseconds.
+const MAX_EXACT_WAIT: Duration = Duration::from_millis(10);
 
 thread_local! {
     /// Address of the worker that runs on this thread; 0 on other threads.
@@ -112,8 +115,8 @@ struct Worker {
     /// Held while sources are called.
     turn: Mutex<()>,
     sources: Mutex<HashMap<u64, Arc<dyn Source>>>,
-    /// Timers of sources: when to call them without an event. Few at any time.
-    timers: Mutex<Vec<(Instant, u64)>>,
+    /// Timers of sources: when to call them without an event.
+    alarms: Mutex<Alarms>,
     ticks: Mutex<TickRequests>,
     next_token: AtomicU64,
     /// Nanoseconds in which it was not waiting.
@@ -310,18 +313,11 @@ impl Registration {
         }
     }
 
-    /// Makes the worker call the source at this time, or soon after, as if its socket had become writable.
+    /// Makes the worker call the source at this time, or soon after, as if its socket had become writable. While callers do
+    /// the work of workers, it may be later by the pause that they may make.
     pub(crate) fn set_timer(&self, at: Instant) {
-        let earliest = {
-            let mut timers = lock(&self.worker.timers);
-            let earliest = timers.iter().all(|(other, _)| at < *other);
-            match timers.iter_mut().find(|(_, token)| *token == self.token) {
-                Some(timer) => timer.0 = at,
-                None => timers.push((at, self.token)),
-            }
-            earliest
-        };
-        if earliest && !self.worker.is_current() && !self.worker.caller_polling.leads() {
+        let must_wake = lock(&self.worker.alarms).set(self.token, at);
+        if must_wake {
             self.worker.wake();
         }
     }
@@ -346,7 +342,7 @@ impl Registration {
         // Dropped after the lock is released: it may be the last reference to a connection.
         let source = lock(&self.worker.sources).remove(&self.token);
         drop(source);
-        lock(&self.worker.timers).retain(|(_, token)| *token != self.token);
+        lock(&self.worker.alarms).cancel(self.token);
     }
 }
 
@@ -365,7 +361,7 @@ impl Worker {
             caller_polling: Arc::clone(caller_polling),
             turn: Mutex::default(),
             sources: Mutex::new(HashMap::new()),
-            timers: Mutex::default(),
+            alarms: Mutex::default(),
             ticks: Mutex::default(),
             next_token: AtomicU64::new(WAKE + 1),
             worked: AtomicU64::new(0),
@@ -391,27 +387,12 @@ impl Worker {
         while !self.stop.load(Ordering::Acquire) || self.lingering.load(Ordering::Acquire) > 0 {
             let asleep = Instant::now();
             self.worked.fetch_add((asleep - woke).as_nanos() as u64, Ordering::Relaxed);
-            lease = self.caller_polling.lease(lease);
-            let timeout = match lease {
-                Some(lease) => Some(lease.time),
-                // Without a timer or a tick it sleeps until there is an event.
-                None => {
-                    let timer = lock(&self.timers).iter().map(|(at, _)| *at).min();
-                    let next = timer.into_iter().chain(self.next_tick()).min();
-                    next.map(|next| next.saturating_duration_since(asleep))
-                }
+            lease = self.caller_polling.lease(lease, asleep);
+            let waited = match lease {
+                Some(lease) => self.wait_as_reserve(asleep, lease.until).map(|()| &mut [][..]),
+                None => self.wait_for_events(asleep, &mut buffer),
             };
-            let timeout = timeout.map(|time| Timespec {
-                tv_sec: time.as_secs() as _,
-                tv_nsec: time.subsec_nanos() as _,
-            });
-            let waited = if lease.is_some() {
-                // Events are left to callers.
-                let wake = &mut [PollFd::new(&self.wake, PollFlags::IN)];
-                poll(wake, timeout.as_ref()).map(|_| &mut [][..])
-            } else {
-                epoll::wait(&self.epoll, &mut buffer, timeout.as_ref()).map(|(events, _)| events)
-            };
+            lock(&self.alarms).wake();
             woke = Instant::now();
             let events = match waited {
                 Ok(events) => events,
@@ -435,6 +416,32 @@ impl Worker {
                 self.tick(now);
             }
         }
+    }
+
+    /// Waits for events, the next timer or the next tick. Without them it sleeps.
+    fn wait_for_events<'a>(
+        &self,
+        now: Instant,
+        buffer: &'a mut [MaybeUninit<epoll::Event>],
+    ) -> rustix::io::Result<&'a mut [epoll::Event]> {
+        let until = lock(&self.alarms).sleep(self.next_tick());
+        let mut time = until.map(|until| until.saturating_duration_since(now));
+        if let Some(exact) = time.filter(|time| !time.is_zero() && *time <= MAX_EXACT_WAIT) {
+            // epoll_pwait counts in milliseconds. epoll_pwait2 needs Linux 5.11, and a seccomp profile that has it.
+            let events = &mut [PollFd::new(&self.epoll, PollFlags::IN)];
+            poll(events, Some(&timespec(exact)))?;
+            time = Some(Duration::ZERO);
+        }
+        let time = time.map(timespec);
+        epoll::wait(&self.epoll, buffer, time.as_ref()).map(|(events, _)| events)
+    }
+
+    /// Leaves events to callers until the end of a lease, and waits for timers that they leave.
+    fn wait_as_reserve(&self, now: Instant, limit: Instant) -> rustix::io::Result<()> {
+        let until = lock(&self.alarms).sleep_as_reserve(now, limit, MAX_PAUSE);
+        let time = timespec(until.saturating_duration_since(now));
+        let wake = &mut [PollFd::new(&self.wake, PollFlags::IN)];
+        poll(wake, Some(&time)).map(|_| ())
     }
 
     /// When the next tick is, if a source has requested one.
@@ -509,12 +516,8 @@ impl Worker {
     }
 
     fn fire_timers(&self, now: Instant) {
-        let due = |timers: &Mutex<Vec<(Instant, u64)>>| {
-            let mut timers = lock(timers);
-            let index = timers.iter().position(|(at, _)| *at <= now)?;
-            Some(timers.swap_remove(index).1)
-        };
-        while let Some(token) = due(&self.timers) {
+        let due = || lock(&self.alarms).pop_due(now);
+        while let Some(token) = due() {
             let source = lock(&self.sources).get(&token).cloned();
             if let Some(source) = source {
                 let readiness = Readiness { readable: false, writable: true, ended: false };
@@ -533,6 +536,10 @@ impl Worker {
             let _ = catch_unwind(AssertUnwindSafe(work));
         }
     }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos() as _ }
 }
 
 #[cfg(test)]
@@ -566,6 +573,62 @@ mod tests {
         fn abandoned(&self, why: &str) {
             panic!("{why}");
         }
+    }
+
+    /// A source that notes when its timer fires.
+    struct Fires {
+        registration: Registration,
+        fired: Mutex<Option<Instant>>,
+    }
+
+    impl Source for Fires {
+        fn ready(&self, _readiness: Readiness) {
+            lock(&self.fired).get_or_insert_with(Instant::now);
+        }
+
+        fn abandoned(&self, why: &str) {
+            panic!("{why}");
+        }
+    }
+
+    /// The shortest of the times that a timer of this length took, each of them set after `prepare`.
+    fn shortest(workers: &Workers, length: Duration, mut prepare: impl FnMut()) -> Duration {
+        let registration = workers.registration();
+        let source = Arc::new(Fires { registration, fired: Mutex::default() });
+        source.registration.watch_ticks(Arc::<Fires>::clone(&source));
+        let times = (0..50).map(|_| {
+            prepare();
+            *lock(&source.fired) = None;
+            let begin = Instant::now();
+            source.registration.set_timer(begin + length);
+            until(|| *lock(&source.fired)) - begin
+        });
+        let shortest = times.min().unwrap();
+        source.registration.end_ticks();
+        shortest
+    }
+
+    #[test]
+    fn timer_is_not_rounded_to_milliseconds() {
+        let runtime = Runtime::start(1, None, None).unwrap();
+        let length = Duration::from_micros(250);
+        let time = shortest(runtime.workers(), length, || {});
+        assert!(time >= length && time < 3 * length, "{time:?} in place of {length:?}");
+    }
+
+    #[test]
+    fn timer_fires_soon_where_callers_that_led_do_not_poll() {
+        let runtime = Runtime::start(1, None, None).unwrap();
+        let workers = runtime.workers();
+        let time = shortest(workers, MAX_PAUSE, || {
+            let seen = SeenTurn::default();
+            until(|| (!workers.callers_lead()).then_some(()));
+            until(|| {
+                workers.caller_polls(&seen);
+                workers.callers_lead().then_some(())
+            });
+        });
+        assert!(time >= MAX_PAUSE && time < 3 * MAX_PAUSE, "{time:?} in place of {MAX_PAUSE:?}");
     }
 
     /// Returns once no worker has a tick to make.

@@ -1,0 +1,148 @@
+//! Until when a worker sleeps, and when a new timer must wake it.
+
+use std::time::{Duration, Instant};
+
+use super::timers::Timers;
+
+/// The timers of a worker's sources, and its sleep.
+#[derive(Debug, Default)]
+pub(crate) struct Alarms {
+    timers: Timers<Instant>,
+    sleep: Sleep,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum Sleep {
+    /// It looks at the timers before it sleeps.
+    #[default]
+    Awake,
+    /// Until this time, or until there is an event. A timer may be late by `slack`.
+    Until { at: Option<Instant>, slack: Duration },
+}
+
+impl Alarms {
+    /// Sets the timer of this token, in place of its former one. Returns whether the worker sleeps for too long, and has to
+    /// be woken.
+    #[must_use]
+    pub(crate) fn set(&mut self, token: u64, at: Instant) -> bool {
+        self.timers.set(token, at);
+        match &mut self.sleep {
+            Sleep::Until { at: until, slack } if until.is_none_or(|until| at + *slack < until) => {
+                // It is woken once, whatever else is set meanwhile.
+                self.sleep = Sleep::Awake;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Removes the timer of this token, if there is one.
+    pub(crate) fn cancel(&mut self, token: u64) {
+        self.timers.cancel(token);
+    }
+
+    /// Removes a timer that is due. Returns its token.
+    pub(crate) fn pop_due(&mut self, now: Instant) -> Option<u64> {
+        self.timers.pop_due(now)
+    }
+
+    /// The worker is about to sleep until `limit` at the latest, if there is one, and to take events. Returns until when it
+    /// sleeps.
+    pub(crate) fn sleep(&mut self, limit: Option<Instant>) -> Option<Instant> {
+        let at = limit.into_iter().chain(self.timers.next()).min();
+        self.sleep = Sleep::Until { at, slack: Duration::ZERO };
+        at
+    }
+
+    /// The worker is about to sleep until `limit` at the latest, while callers take events and fire timers. It fires those
+    /// that they leave: they may be late by `slack`, so that it need not wake up for each one. Returns until when it sleeps.
+    pub(crate) fn sleep_as_reserve(
+        &mut self,
+        now: Instant,
+        limit: Instant,
+        slack: Duration,
+    ) -> Instant {
+        let next = self.timers.next().map(|next| next.max(now + slack));
+        let at = next.map_or(limit, |next| next.min(limit));
+        self.sleep = Sleep::Until { at: Some(at), slack };
+        at
+    }
+
+    /// The worker is awake.
+    pub(crate) fn wake(&mut self) {
+        self.sleep = Sleep::Awake;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SLACK: Duration = Duration::from_millis(1);
+
+    /// This many tenths of a millisecond after `begin`.
+    fn after(begin: Instant, tenths: u32) -> Instant {
+        begin + Duration::from_micros(100) * tenths
+    }
+
+    #[test]
+    fn worker_sleeps_until_the_next_timer_or_its_limit() {
+        let begin = Instant::now();
+        // Timers, the limit, and until when it sleeps.
+        for (timers, limit, until) in [
+            (&[][..], None, None),
+            (&[], Some(40), Some(40)),
+            (&[70, 30], None, Some(30)),
+            (&[70, 30], Some(40), Some(30)),
+            (&[70], Some(40), Some(40)),
+        ] {
+            let mut alarms = Alarms::default();
+            for (token, at) in timers.iter().enumerate() {
+                assert!(!alarms.set(token as u64, after(begin, *at)), "it is awake");
+            }
+            let at = |tenths| after(begin, tenths);
+            assert_eq!(alarms.sleep(limit.map(at)), until.map(at), "{timers:?} {limit:?}");
+        }
+    }
+
+    #[test]
+    fn worker_leaves_timers_to_callers_for_a_while() {
+        let begin = Instant::now();
+        for (timer, until) in [(None, 80), (Some(90), 80), (Some(25), 25), (Some(3), 10)] {
+            let mut alarms = Alarms::default();
+            if let Some(timer) = timer {
+                assert!(!alarms.set(1, after(begin, timer)), "it is awake");
+            }
+            let at = alarms.sleep_as_reserve(begin, after(begin, 80), SLACK);
+            assert_eq!(at, after(begin, until), "{timer:?}");
+        }
+    }
+
+    #[test]
+    fn timer_wakes_a_worker_that_would_be_late() {
+        let begin = Instant::now();
+        for (slack, timer, wakes) in [
+            (Duration::ZERO, 29, true),
+            (Duration::ZERO, 30, false),
+            (SLACK, 19, true),
+            (SLACK, 20, false),
+        ] {
+            let mut alarms = Alarms::default();
+            match slack {
+                Duration::ZERO => assert!(alarms.sleep(Some(after(begin, 30))).is_some()),
+                _ => assert_eq!(
+                    alarms.sleep_as_reserve(begin, after(begin, 30), slack),
+                    after(begin, 30)
+                ),
+            }
+            assert_eq!(alarms.set(1, after(begin, timer)), wakes, "{slack:?} {timer}");
+            assert!(!wakes || !alarms.set(2, begin), "it is woken once");
+        }
+        let mut alarms = Alarms::default();
+        assert_eq!(alarms.sleep(None), None);
+        assert!(alarms.set(1, begin));
+        alarms.sleep(None);
+        alarms.wake();
+        assert!(!alarms.set(1, begin), "it is awake");
+    }
+}
