@@ -3,13 +3,17 @@
 //!
 //! A caller that polls runs a turn: it takes the events of all sockets at once and calls their sources. While callers lead,
 //! the workers do not wait for events, and look from time to time whether callers still poll. Where the callers have more to
-//! do than one thread can, and the host has idle processors, the workers do their part again.
+//! do than one thread can, the workers do their part again ([`Help`]).
 
+use std::cell::Cell;
+use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
-use crate::sys;
+use crate::runtime::help::{Help, Totals};
+use crate::sys::{self, ThreadUsage};
 
 /// Number of turns in a row before callers lead, and the time that they take at least.
 const MIN_TURNS: u32 = 32;
@@ -21,16 +25,14 @@ pub(crate) const MAX_PAUSE: Duration = Duration::from_millis(1);
 const MIN_LEASE: Duration = Duration::from_millis(4);
 /// The longest lease, after callers have kept polling.
 const MAX_LEASE: Duration = Duration::from_millis(8);
-/// Over how long the load of callers is measured.
-const LOAD_PERIOD: Duration = Duration::from_millis(20);
-/// Load from which on workers help, if events come for several sockets at once.
-const OVERLOAD: f64 = 0.8;
-/// How long workers help. Then the callers' load is measured again.
-const HELP_TIME: Duration = Duration::from_millis(500);
+/// How often a polling caller notes what processor time it gets.
+const USAGE_INTERVAL: Duration = Duration::from_millis(1);
 
 thread_local! {
     /// Its address identifies the thread.
     static THREAD: u8 = const { 0 };
+    /// When this thread last noted its use of processors, and what that was.
+    static USAGE: Cell<Option<(Instant, ThreadUsage)>> = const { Cell::new(None) };
 }
 
 fn this_thread() -> usize {
@@ -52,16 +54,9 @@ pub(crate) struct CallerPolling {
     worked: AtomicU64,
     /// Number of turns with events, and of their events.
     events: [AtomicU64; 2],
-    load: Mutex<Load>,
-}
-
-/// The load of callers.
-#[derive(Debug, Default)]
-struct Load {
-    /// The beginning of the period, and the counters at that time.
-    since: Option<(Instant, [u64; 3])>,
-    /// Callers do not lead before this time.
-    helped_until: Option<Instant>,
+    /// Nanoseconds in which callers that poll did not sleep, and in which they had a processor.
+    usage: [AtomicU64; 2],
+    help: Mutex<Help>,
 }
 
 /// A worker leaves the turns to callers for a time.
@@ -119,6 +114,7 @@ impl CallerPolling {
         self.turn.store(turn + 1, Ordering::Relaxed);
         self.leader.store(this_thread(), Ordering::Relaxed);
         let now = Instant::now();
+        self.note_usage(now);
         let begins = match &mut *streak {
             Some(streak) if now.duration_since(streak.last) <= MAX_PAUSE => {
                 streak.turns = streak.turns.saturating_add(1);
@@ -158,7 +154,7 @@ impl CallerPolling {
         }
         // A turn may take longer than the lease.
         let poll = before.polls != polls || try_lock(&self.streak).is_none();
-        if !poll || self.need_help() {
+        if !poll || self.need_help(now) {
             self.end();
             return None;
         }
@@ -181,31 +177,41 @@ impl CallerPolling {
         self.events[1].fetch_add(events as u64, Ordering::Relaxed);
     }
 
-    fn may_lead(&self, now: Instant) -> bool {
-        let Some(mut load) = try_lock(&self.load) else { return false };
-        load.since = None;
-        load.helped_until.is_none_or(|until| now >= until)
+    /// The calling thread polls: adds the time since it last noted that, unless it has slept in between.
+    fn note_usage(&self, now: Instant) {
+        let before = USAGE.get();
+        if before.is_some_and(|(at, _)| now.saturating_duration_since(at) < USAGE_INTERVAL) {
+            return;
+        }
+        // Without the numbers, workers help as if callers were never kept off their processors.
+        let usage = sys::thread_usage().ok();
+        USAGE.set(usage.map(|usage| (now, usage)));
+        if let Some(((at, before), usage)) = before.zip(usage)
+            && usage.sleeps == before.sleeps
+        {
+            let times = [now.saturating_duration_since(at), usage.ran.saturating_sub(before.ran)];
+            for (total, time) in self.usage.iter().zip(times) {
+                total.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+            }
+        }
     }
 
-    /// Whether the callers have more to do than one thread can, and other processors are idle.
-    fn need_help(&self) -> bool {
-        let Some(mut load) = try_lock(&self.load) else { return false };
-        let now = Instant::now();
+    fn totals(&self) -> Totals {
         let [turns, events] = [0, 1].map(|index| self.events[index].load(Ordering::Relaxed));
-        let counters = [self.worked(), turns, events];
-        let (since, before) = *load.since.get_or_insert((now, counters));
-        let time = now.duration_since(since);
-        if time < LOAD_PERIOD {
-            return false;
-        }
-        load.since = Some((now, counters));
-        let [worked, turns, events] = [0, 1, 2].map(|index| counters[index] - before[index]);
-        let is_overloaded = worked as f64 > time.as_nanos() as f64 * OVERLOAD;
-        let need_help = is_overloaded && events >= 2 * turns && sys::has_idle_processor();
-        if need_help {
-            load.helped_until = Some(now + HELP_TIME);
-        }
-        need_help
+        let [awake, ran] =
+            [0, 1].map(|index| Duration::from_nanos(self.usage[index].load(Ordering::Relaxed)));
+        let worked = Duration::from_nanos(self.worked());
+        Totals { worked, turns, events, awake, ran, process: sys::processor_time() }
+    }
+
+    fn may_lead(&self, now: Instant) -> bool {
+        try_lock(&self.help).is_some_and(|mut help| help.may_lead(now, || self.totals()))
+    }
+
+    /// Whether workers must help the callers that lead.
+    fn need_help(&self, now: Instant) -> bool {
+        let Some(mut help) = try_lock(&self.help) else { return false };
+        help.must_begin(now, &self.totals(), || available_parallelism().map_or(1, NonZero::get))
     }
 
     fn end(&self) -> bool {
@@ -265,6 +271,21 @@ mod tests {
         assert!(matches!(turn, Turn::Run { .. }) && !poll(&polling, &other));
         drop(turn);
         assert!(poll(&polling, &other));
+    }
+
+    #[test]
+    fn caller_polling_notes_what_processor_time_callers_get() {
+        const TIME: Duration = Duration::from_millis(20);
+        let (polling, seen) = (CallerPolling::default(), SeenTurn::default());
+        while polling.totals().awake < TIME {
+            poll(&polling, &seen);
+        }
+        let before = polling.totals();
+        assert!(before.ran > Duration::ZERO && before.ran <= before.awake + USAGE_INTERVAL);
+        assert!(before.process >= before.ran, "{before:?}");
+        thread::sleep(TIME);
+        poll(&polling, &seen);
+        assert!(polling.totals().awake < before.awake + TIME, "it has slept");
     }
 
     #[test]

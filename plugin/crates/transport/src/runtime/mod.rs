@@ -5,6 +5,7 @@ pub(crate) mod caller_polling;
 pub(crate) mod descriptors;
 pub(crate) mod extra_flows;
 pub(crate) mod flow_count;
+mod help;
 pub(crate) mod notify;
 pub(crate) mod reactor;
 mod timers;

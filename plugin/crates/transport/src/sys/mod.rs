@@ -15,7 +15,7 @@ pub(crate) use interfaces::{
 };
 pub(crate) use kernel_tls::{KernelTls, allow_kernel_tls, has_kernel_tls, set_kernel_keys};
 pub use process::random;
-pub(crate) use process::{block_signals, has_idle_processor, uninterrupted};
+pub(crate) use process::{ThreadUsage, block_signals, thread_usage, uninterrupted};
 #[cfg(test)]
 pub(crate) use socket::option;
 pub(crate) use socket::{
@@ -23,4 +23,4 @@ pub(crate) use socket::{
     set_unsent_limit, unacknowledged,
 };
 pub(crate) use tcp_info::{PathFigures, PathInfo, path_figures, path_info};
-pub(crate) use time::coarse_nanoseconds;
+pub(crate) use time::{coarse_nanoseconds, processor_time};

@@ -2,8 +2,8 @@
 
 use std::io;
 use std::mem;
-use std::num::NonZero;
 use std::ptr;
+use std::time::Duration;
 
 /// Repeats a call that a signal interrupted.
 pub(crate) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
@@ -41,13 +41,30 @@ pub(crate) fn block_signals() {
     }
 }
 
-/// Whether the host has a processor that runs nothing now. False if that is not known.
-pub(crate) fn has_idle_processor() -> bool {
-    // proc_loadavg(5), such as "0.20 0.18 0.12 1/80 11206": 1 of 80 threads is running, this one.
-    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let running = text.split([' ', '/']).nth(3).and_then(|running| running.parse().ok());
-    let processors = std::thread::available_parallelism().map_or(0, NonZero::get);
-    running.is_some_and(|running: usize| running < processors)
+/// What a thread has used of processors so far.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ThreadUsage {
+    /// Time on a processor.
+    pub(crate) ran: Duration,
+    /// Number of times that it gave its processor up in order to wait for something.
+    pub(crate) sleeps: libc::c_long,
+}
+
+/// The usage of the calling thread (getrusage(2), `RUSAGE_THREAD`).
+pub(crate) fn thread_usage() -> io::Result<ThreadUsage> {
+    // SAFETY: a zeroed rusage is valid, since all its fields are integers, and getrusage writes no more than one.
+    let (result, usage) = unsafe {
+        let mut usage: libc::rusage = mem::zeroed();
+        (libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage), usage)
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let time = |time: libc::timeval| {
+        Duration::from_secs(time.tv_sec as u64) + Duration::from_micros(time.tv_usec as u64)
+    };
+    let ran = time(usage.ru_utime) + time(usage.ru_stime);
+    Ok(ThreadUsage { ran, sleeps: usage.ru_nvcsw })
 }
 
 #[cfg(test)]
@@ -57,5 +74,18 @@ mod tests {
     #[test]
     fn random_bytes_differ() {
         assert_ne!(random::<16>().unwrap(), random::<16>().unwrap());
+    }
+
+    #[test]
+    fn thread_usage_counts_work_and_sleep() {
+        let before = thread_usage().unwrap();
+        let mut now = before;
+        while now.ran < before.ran + Duration::from_millis(20) {
+            now = thread_usage().unwrap();
+        }
+        let before = thread_usage().unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+        let after = thread_usage().unwrap();
+        assert!(after.sleeps > before.sleeps && after.ran >= before.ran, "{before:?} {after:?}");
     }
 }
