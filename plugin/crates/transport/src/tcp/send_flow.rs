@@ -50,6 +50,8 @@ pub(crate) trait SendFlowOwner: Sized + Send + Sync {
     fn on_chunks_written(&self, bytes: u64);
     /// A caller has written for this time.
     fn add_caller_work(&self, time: Duration);
+    /// Whether callers do the work of workers. They write on idle flows themselves.
+    fn callers_lead(&self) -> bool;
     /// Messages that wait for a caller's next poll on this flow are written now.
     fn end_deferral(&self, flow: &SendFlow<Self>);
     /// Adapts the number of flows in use. The leader does it for all flows.
@@ -427,11 +429,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
                 queue.idle |= 1 << self.slot;
             }
             // It may be the one that was woken for the work.
-            let other = if queue.scheduler.has_work() { queue.take_idle() } else { None };
-            drop(guard);
-            if let Some(other) = other {
-                other.wake_worker();
-            }
+            Self::pass_work_on(guard);
             return None;
         }
         let work = queue.scheduler.has_work() || queue.scheduler.has_static_share(self.slot);
@@ -443,7 +441,11 @@ impl<O: SendFlowOwner> SendFlow<O> {
             drop(guard);
             if !is_alone || sender.lone_pacing().is_on(sender.epoch() + now) {
                 writer.pace.set_alone(is_alone);
-                limit = self.pace(writer, now, sample_due, limit)?;
+                let Some(bytes) = self.pace(writer, now, sample_due, limit) else {
+                    Self::pass_work_on(lock(sender.queue()));
+                    return None;
+                };
+                limit = bytes;
             } else if sample_due && writer.pace.is_backlogged(writer.outstanding) {
                 self.sample(writer, now);
                 writer.outstanding = 0;
@@ -461,7 +463,24 @@ impl<O: SendFlowOwner> SendFlow<O> {
             Some(_) => queue.idle &= !(1 << self.slot),
             None => queue.idle |= 1 << self.slot,
         }
+        let is_small = |payload: &SendBuffer| {
+            payload.length() as u64 <= sender.base().context.settings.caller_bytes
+        };
+        // It takes small messages that wait together with a small one.
+        if next.as_ref().is_some_and(|(_, payload)| !is_small(payload)) && !sender.callers_lead() {
+            Self::pass_work_on(guard);
+        }
         next
+    }
+
+    /// Wakes an idle flow if there is work left that the present one does not take now.
+    fn pass_work_on(mut guard: MutexGuard<'_, SendQueue<Self>>) {
+        let queue = &mut *guard;
+        let other = if queue.scheduler.has_work() { queue.take_idle() } else { None };
+        drop(guard);
+        if let Some(other) = other {
+            other.wake_worker();
+        }
     }
 
     /// How many bytes the flow may take at once, at most `limit`. `None`, and a timer is set, if too many are in flight.

@@ -32,9 +32,6 @@ use crate::tcp::send_queue::{self, Outgoing, SendCompletion};
 use crate::telemetry::counters::FlowCounters;
 use crate::telemetry::metrics::{ConnectionObservation, FlowObservation, Observed};
 
-/// Bytes of a message per woken flow. How much a flow takes at once is known only when it writes.
-const WAKE_BYTES: u64 = 128 << 10;
-
 const NO_SLOT: usize = usize::MAX;
 
 /// How long all flows are used after a tick without progress and answers. By then a dead path is detected.
@@ -288,7 +285,8 @@ impl TcpSender {
     }
 
     /// Starts to write a message of this length that was queued. A small message is written by this thread. A long one is
-    /// written by the workers of idle flows, or by this thread if callers do the work of workers.
+    /// written by the worker of an idle flow, which wakes another if there is more than it takes, or by this thread if callers
+    /// do the work of workers.
     fn start_writing<'a>(
         &'a self,
         mut guard: MutexGuard<'a, SendQueue>,
@@ -300,15 +298,10 @@ impl TcpSender {
         let is_small = length <= settings.caller_bytes;
         // With static shares each flow may have a part.
         if settings.is_static() || !is_small && !callers_lead {
-            let queue = &mut *guard;
-            let mut wanted =
-                if settings.is_static() { u64::MAX } else { length.div_ceil(WAKE_BYTES) };
-            while wanted > 0
-                && let Some(flow) = queue.take_idle()
-            {
-                flow.wake_worker();
-                wanted -= 1;
-            }
+            let wanted = if settings.is_static() { usize::MAX } else { 1 };
+            std::iter::from_fn(|| guard.take_idle())
+                .take(wanted)
+                .for_each(|flow| flow.wake_worker());
             return;
         }
         if !is_small {
@@ -376,6 +369,10 @@ impl SendFlowOwner for TcpSender {
 
     fn add_caller_work(&self, time: Duration) {
         self.destination.workers.add_caller_work(time);
+    }
+
+    fn callers_lead(&self) -> bool {
+        self.destination.workers.callers_lead()
     }
 
     fn end_deferral(&self, flow: &SendFlow) {
@@ -824,6 +821,68 @@ mod tests {
         let used = |sender: &TcpSender| lock(&sender.queue).used.count_ones();
         assert_eq!((used(&one), used(&four)), (1, 4));
         [one, four].iter().for_each(|sender| sender.close());
+    }
+
+    const CHUNK: usize = 512 << 10;
+
+    fn send(sender: &Arc<TcpSender>, bytes: usize) {
+        let buffer = SendBuffer::from_static(vec![7; bytes].leak());
+        TcpSender::send(sender, buffer, None, WriteMode::AtOnce).unwrap().unwrap();
+    }
+
+    /// Returns once this many flows are idle.
+    fn wait_for_idle_flows(sender: &TcpSender, flows: u32) {
+        test_support::until(|| (lock(&sender.queue).idle.count_ones() == flows).then_some(()));
+    }
+
+    #[test]
+    fn message_that_one_flow_takes_wakes_one_flow() {
+        let transport = test_support::transport();
+        let runtime = transport.runtime().unwrap();
+        let (sender, _far) = open(&transport, &runtime, 4);
+        wait_for_idle_flows(&sender, 4);
+        let flows = sender.flows();
+        // No flow takes anything meanwhile.
+        let writers: Vec<_> = flows.iter().map(|flow| flow.writer.lock()).collect();
+        send(&sender, CHUNK);
+        let idle = lock(&sender.queue).idle.count_ones();
+        drop(writers);
+        assert_eq!(idle, 3);
+        sender.close();
+    }
+
+    #[test]
+    fn message_for_several_flows_wakes_all_of_them() {
+        let transport = test_support::transport();
+        let runtime = transport.runtime().unwrap();
+        let (sender, _far) = open(&transport, &runtime, 4);
+        wait_for_idle_flows(&sender, 4);
+        // What is not read keeps each flow from more than one chunk.
+        send(&sender, 4 * CHUNK);
+        wait_for_idle_flows(&sender, 0);
+        sender.close();
+    }
+
+    #[test]
+    fn flow_with_too_much_outstanding_leaves_a_message_to_another() {
+        let transport = test_support::transport();
+        let runtime = transport.runtime().unwrap();
+        let (sender, _far) = open(&transport, &runtime, 0);
+        let _far: Vec<_> = (0..2)
+            .map(|number| {
+                let (near, far) = stream();
+                sender.add_flow(number, near, Pacer::slow_start()).unwrap();
+                far
+            })
+            .collect();
+        let carried = |slot: usize| sender.flows()[slot].counters.bytes();
+        wait_for_idle_flows(&sender, 2);
+        send(&sender, 16 << 10);
+        test_support::until(|| (carried(0) > 0).then_some(()));
+        wait_for_idle_flows(&sender, 2);
+        send(&sender, 20 << 10);
+        test_support::until(|| (carried(1) > 0).then_some(()));
+        sender.close();
     }
 
     /// After a trial that helped, the hosts become the limit.
