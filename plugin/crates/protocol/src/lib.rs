@@ -53,6 +53,7 @@ pub use tcp::frame::{ChunkHeader, FRAME_BYTES, Frame, FrameError, checksum};
 pub use tcp::pacing::{Pacer, Progress};
 pub use tcp::reassembly::{ChunkAction, CompletedMessage, Reassembly, ReassemblyError};
 pub use tcp::recv_codec::{Abandoned, Part, RecvCodec, RecvError, RecvStep, Room};
+pub use tcp::refusals::Refusals;
 pub use tcp::repath::{FlowStats, Repath, RepathAction};
 pub use tcp::scheduler::{AckError, NextFrame, Schedule, Scheduler, SentMessage};
 pub use tcp::send_codec::{FrameSlice, MAX_FRAMES, SendCodec, Written};

@@ -6,6 +6,7 @@ pub(crate) mod frame;
 pub(crate) mod pacing;
 pub(crate) mod reassembly;
 pub(crate) mod recv_codec;
+pub(crate) mod refusals;
 pub(crate) mod repath;
 pub(crate) mod scheduler;
 pub(crate) mod send_codec;

@@ -50,6 +50,8 @@ pub(crate) struct Way {
 pub(crate) struct DialError {
     /// Whether retrying is useless: the listener's process is gone, or the connection is closed there.
     pub(crate) is_final: bool,
+    /// Whether nobody listens there.
+    pub(crate) is_refused: bool,
     pub(crate) retry: Retry,
     /// Whether the listener has no RDMA.
     pub(crate) no_rdma: bool,
@@ -98,12 +100,13 @@ pub(super) struct DialState {
 
 impl From<io::Error> for DialError {
     fn from(error: io::Error) -> Self {
-        // Nobody listens there, or the address can never be reached from here.
-        let is_final = error.kind() == io::ErrorKind::ConnectionRefused
+        let is_refused = error.kind() == io::ErrorKind::ConnectionRefused;
+        // Or the address can never be reached from here.
+        let is_final = is_refused
             || [libc::EINVAL, libc::EAFNOSUPPORT].map(Some).contains(&error.raw_os_error());
         let dropped = [io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe];
         let retry = if dropped.contains(&error.kind()) { Retry::Later } else { Retry::Unknown };
-        Self { is_final, retry, no_rdma: false, is_gone: false, what: error.to_string() }
+        Self { is_final, is_refused, ..temporary(retry, &error.to_string()) }
     }
 }
 
@@ -114,7 +117,7 @@ impl From<HandshakeError> for DialError {
         let retry = if busy { Retry::Later } else { Retry::Never };
         let gone = [Refusal::Gone, Refusal::WrongListener].map(HandshakeError::Refused);
         let is_gone = gone.contains(&error);
-        Self { is_final: !busy, retry, no_rdma, is_gone, what: error.to_string() }
+        Self { is_final: !busy, no_rdma, is_gone, ..temporary(retry, &error.to_string()) }
     }
 }
 
@@ -133,8 +136,7 @@ impl From<TlsFailure> for DialError {
 impl DialError {
     /// Only one side has a job key, or the keys differ.
     fn key(what: &str) -> Self {
-        let retry = Retry::Never;
-        Self { is_final: true, retry, no_rdma: false, is_gone: false, what: what.to_owned() }
+        Self { is_final: true, ..temporary(Retry::Never, what) }
     }
 }
 
@@ -349,7 +351,14 @@ fn send_bytes(stream: &mut Stream, bytes: &[u8]) -> Result<bool, DialError> {
 }
 
 fn temporary(retry: Retry, what: &str) -> DialError {
-    DialError { is_final: false, retry, no_rdma: false, is_gone: false, what: what.to_owned() }
+    DialError {
+        is_final: false,
+        is_refused: false,
+        retry,
+        no_rdma: false,
+        is_gone: false,
+        what: what.to_owned(),
+    }
 }
 
 impl Source for Dial {
@@ -378,12 +387,6 @@ impl Source for Dial {
     }
 
     fn abandoned(&self, why: &str) {
-        self.give_up(DialError {
-            is_final: true,
-            retry: Retry::Unknown,
-            no_rdma: false,
-            is_gone: false,
-            what: why.to_owned(),
-        });
+        self.give_up(DialError { is_final: true, ..temporary(Retry::Unknown, why) });
     }
 }

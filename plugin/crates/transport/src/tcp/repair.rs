@@ -259,6 +259,7 @@ impl DialHandler for TcpSender {
             let missing = self.wanted_flows(&repair).saturating_sub(live);
             repair.dials.retain(|dial| dial.flow() != flow);
             (repair.failures, repair.not_before) = (0, None);
+            repair.refusals.clear();
             let needed = match repair.repath.is_trial_running() {
                 true => repair.dials.len(),
                 false => missing.saturating_sub(1).min(repair.dials.len()),
@@ -282,15 +283,29 @@ impl DialHandler for TcpSender {
 
     fn on_dial_error(self: Arc<Self>, flow: u32, error: DialError) {
         let (_, all) = self.count_flows();
-        let cause = {
+        let now = Instant::now();
+        let (cause, is_final) = {
             let mut repair = lock(&self.repair);
             repair.dials.retain(|dial| dial.flow() != flow);
             if repair.dials.is_empty() {
-                repair.back_off(Instant::now());
+                repair.back_off(now);
             }
-            repair.cause.clone()
+            let is_final = match (all, error.is_refused) {
+                (0, true) => {
+                    let addresses = self.destination.handle.addresses.len().max(1);
+                    let address = flow as usize % addresses;
+                    repair.refusals.refused(now - self.epoch(), address, addresses)
+                }
+                (0, false) => error.is_final,
+                // The peer's process is there.
+                _ => {
+                    repair.refusals.clear();
+                    false
+                }
+            };
+            (repair.cause.clone(), is_final)
         };
-        if error.is_final && all == 0 {
+        if is_final {
             let what = format!(
                 "all flows are lost ({cause}) and no other could be opened: {}",
                 error.what

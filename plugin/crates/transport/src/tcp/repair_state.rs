@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use evenkeel_protocol::Repath;
+use evenkeel_protocol::{Refusals, Repath};
 
 use crate::handshake::dial::Dial;
 use crate::runtime::extra_flows::ExtraFlowsLease;
@@ -22,6 +22,8 @@ pub(crate) struct RepairState {
     pub(super) not_before: Option<Instant>,
     /// Since when there is no flow.
     pub(super) no_flow_since: Option<Instant>,
+    /// Dials that were refused while there is no flow.
+    pub(super) refusals: Refusals,
     /// Why the last flow failed.
     pub(super) cause: String,
     /// Whether there was something to retransmit at the last tick.
@@ -44,6 +46,7 @@ impl RepairState {
             failures: 0,
             not_before: None,
             no_flow_since: None,
+            refusals: Refusals::default(),
             cause: String::new(),
             had_retransmits: false,
             was_idle: false,

@@ -767,7 +767,7 @@ impl Source for Clock {
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
+    use std::net::{SocketAddr, TcpListener};
     use std::os::unix::net::UnixStream;
 
     use evenkeel_protocol::{ConnectionId, Handle, Nonce};
@@ -883,6 +883,39 @@ mod tests {
         send(&sender, 20 << 10);
         test_support::until(|| (carried(1) > 0).then_some(()));
         sender.close();
+    }
+
+    /// A connection whose only flow ends, with a peer at a port at which nobody listens.
+    fn refused(transport: &Transport, runtime: &Runtime) -> (Arc<TcpSender>, SocketAddr) {
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (sender, far) = open_to(transport, runtime, address, 1);
+        send(&sender, CHUNK);
+        drop(far);
+        test_support::until(|| (lock(&sender.repair).failures > 0).then_some(()));
+        (sender, address)
+    }
+
+    #[test]
+    fn flow_is_dialed_again_after_a_refusal() {
+        let transport = test_support::transport();
+        let runtime = transport.runtime().unwrap();
+        let (sender, address) = refused(&transport, &runtime);
+        let listener = TcpListener::bind(address).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        test_support::until(|| {
+            assert!(sender.base.failure().is_none(), "{:?}", sender.base.failure());
+            listener.accept().ok()
+        });
+        sender.close();
+    }
+
+    #[test]
+    fn connection_fails_where_all_dials_are_refused() {
+        let transport = test_support::transport();
+        let runtime = transport.runtime().unwrap();
+        let (sender, _) = refused(&transport, &runtime);
+        let error = test_support::until(|| sender.base.failure());
+        assert!(error.to_string().contains("refused"), "{error}");
     }
 
     /// After a trial that helped, the hosts become the limit.
