@@ -55,5 +55,6 @@ pub use tcp::reassembly::{ChunkAction, CompletedMessage, Reassembly, ReassemblyE
 pub use tcp::recv_codec::{Abandoned, Part, RecvCodec, RecvError, RecvStep, Room};
 pub use tcp::refusals::Refusals;
 pub use tcp::repath::{FlowStats, Repath, RepathAction};
+pub use tcp::round_trips::RoundTrips;
 pub use tcp::scheduler::{AckError, NextFrame, Schedule, Scheduler, SentMessage};
 pub use tcp::send_codec::{FrameSlice, MAX_FRAMES, SendCodec, Written};

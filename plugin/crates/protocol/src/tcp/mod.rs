@@ -8,5 +8,6 @@ pub(crate) mod reassembly;
 pub(crate) mod recv_codec;
 pub(crate) mod refusals;
 pub(crate) mod repath;
+pub(crate) mod round_trips;
 pub(crate) mod scheduler;
 pub(crate) mod send_codec;

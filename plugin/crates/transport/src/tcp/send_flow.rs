@@ -497,7 +497,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
             writer.outstanding = sys::unacknowledged(&self.socket);
             is_exact = true;
         }
-        if sample_due && writer.pace.is_backlogged(writer.outstanding) && self.sample(writer, now) {
+        if sample_due && self.sample(writer, now) {
             most = writer.pace.max_outstanding();
             if !is_exact && writer.outstanding > most {
                 writer.outstanding = sys::unacknowledged(&self.socket);
@@ -511,11 +511,24 @@ impl<O: SendFlowOwner> SendFlow<O> {
         Some(writer.pace.chunk(limit))
     }
 
-    /// Tells the pacer how far the flow is. False if the kernel does not say.
+    /// Notes the flow's round trip, and tells the pacer how far the flow is. False if the pacer knows no more than before.
     fn sample(&self, writer: &mut WriteState, now: Duration) -> bool {
         let Ok(info) = sys::path_info(&self.socket) else { return false };
         let sys::PathInfo { acked, busy, round_trip, usual_round_trip, retransmitted, .. } = info;
-        let progress = Progress { acked, busy, round_trip, usual_round_trip, retransmitted };
+        let shortest_round_trip =
+            lock(self.sender.queue()).round_trips.note(now, self.slot, usual_round_trip);
+        if !writer.pace.is_backlogged(writer.outstanding) {
+            // It delivers all that it takes. Others are compared with that.
+            return false;
+        }
+        let progress = Progress {
+            acked,
+            busy,
+            round_trip,
+            usual_round_trip,
+            shortest_round_trip,
+            retransmitted,
+        };
         let is_congested = writer.pace.sample(now, progress);
         self.sender.lone_pacing().sampled(self.sender.epoch() + now, is_congested);
         true

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use evenkeel_protocol::{AdvertisedTags, CopyId, Scheduler, TagGate};
+use evenkeel_protocol::{AdvertisedTags, CopyId, RoundTrips, Scheduler, TagGate};
 
 use crate::connection::request::Operation;
 use crate::memory::buffers::SendBuffer;
@@ -39,6 +39,7 @@ pub(crate) struct SendQueue<F> {
     pub(super) max_flows: usize,
     /// After a tick without progress and answers, all flows are used until this time.
     pub(super) all_flows_until: Option<Instant>,
+    pub(super) round_trips: RoundTrips,
     /// Bytes carried at the last tick, if there was something to send.
     pub(super) carried: Option<u64>,
     /// Messages whose requests are not done.

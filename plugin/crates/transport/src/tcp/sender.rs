@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use evenkeel_protocol::{AdvertisedTags, FRAME_BYTES, Frame, Pacer, Scheduler, TagGate};
+use evenkeel_protocol::{
+    AdvertisedTags, FRAME_BYTES, Frame, Pacer, RoundTrips, Scheduler, TagGate,
+};
 
 use crate::connection::base::{Base, Direction, InFlight, TransportKind, WORKER_QUANTUM};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request};
@@ -155,6 +157,7 @@ impl TcpSender {
                 flow_count: flow_count.flows(),
                 max_flows: streams.len(),
                 all_flows_until: None,
+                round_trips: RoundTrips::default(),
                 carried: None,
                 requests: 0,
                 retransmit_buffer,
