@@ -100,8 +100,9 @@ fn threads(of: &Child, name: &str) -> usize {
     let first = fs::read_to_string(format!("{folder}/comm")).unwrap();
     loop {
         let tasks = fs::read_dir(format!("{folder}/task")).unwrap();
-        let names: Vec<_> =
-            tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok()).collect();
+        let names: Vec<_> = tasks
+            .filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok())
+            .collect();
         if names.iter().filter(|other| **other == first).count() == 1 {
             return names.iter().filter(|other| other.starts_with(name)).count();
         }
