@@ -11,3 +11,4 @@ pub(crate) mod repath;
 pub(crate) mod round_trips;
 pub(crate) mod scheduler;
 pub(crate) mod send_codec;
+pub(crate) mod segments;

@@ -211,12 +211,13 @@ impl Attempt {
                 let pairs = rdma::Sender::port_pairs(destination) as u32;
                 let is_even_round = (done / pairs).is_multiple_of(2);
                 let binds = destination.context.device.ports().len() > 1 && is_even_round;
-                let way = Way { number: flow, path: first + done, binds };
+                let segment_limit = None;
+                let way = Way { number: flow, path: first + done, binds, segment_limit };
                 let count = rdma::Sender::queue_pair_count(destination);
                 let deadline = self.control_deadline();
                 Dial::control_connection(destination, handler, way, count, deadline)
             }
-            false => Dial::start(destination, handler, flow, binds, self.deadline),
+            false => Dial::start(destination, handler, flow, binds, None, self.deadline),
         };
         match dial {
             Ok(dial) => {

@@ -43,6 +43,8 @@ pub(crate) struct Way {
     /// Whether it leaves by its own interface where several are in the peer's subnet. It then receives by that interface
     /// only, which fails where the answers come by another one.
     pub(crate) binds: bool,
+    /// Maximum bytes of its segments, where the hosts do not agree on one that passes.
+    pub(crate) segment_limit: Option<u32>,
 }
 
 /// Why a flow was not accepted.
@@ -141,17 +143,18 @@ impl DialError {
 }
 
 impl Dial {
-    /// Starts to open a flow. The handler gets the outcome by the deadline. With `binds`, it leaves by its own interface where
-    /// [`Dial::may_bind`] says so.
+    /// Starts to open a flow, with segments of at most this many bytes. The handler gets the outcome by the deadline. With
+    /// `binds`, it leaves by its own interface where [`Dial::may_bind`] says so.
     pub(crate) fn start(
         destination: &Arc<Destination>,
         handler: Arc<dyn DialHandler>,
         flow: u32,
         binds: bool,
+        segment_limit: Option<u32>,
         deadline: Instant,
     ) -> io::Result<Arc<Self>> {
         let binds = binds && Self::may_bind(destination, flow);
-        let way = Way { number: flow, path: flow, binds };
+        let way = Way { number: flow, path: flow, binds, segment_limit };
         Self::begin(destination, handler, way, None, deadline)
     }
 
@@ -178,7 +181,7 @@ impl Dial {
     fn begin(
         destination: &Arc<Destination>,
         handler: Arc<dyn DialHandler>,
-        Way { number: flow, path, binds }: Way,
+        Way { number: flow, path, binds, segment_limit }: Way,
         queue_pairs: Option<u16>,
         deadline: Instant,
     ) -> io::Result<Arc<Self>> {
@@ -187,6 +190,9 @@ impl Dial {
         let kind = Type::STREAM.nonblocking().cloexec();
         let socket = Socket::new(Domain::for_address(peer), kind, None)?;
         configure_socket(&socket, context)?;
+        if let Some(bytes) = segment_limit {
+            socket.set_tcp_mss(bytes)?;
+        }
         if local.is_ipv4() == peer.is_ipv4() {
             // Without the option there are fewer ports, and no other difference.
             let _ = sys::set_port_at_connect(&socket);

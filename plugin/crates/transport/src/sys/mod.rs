@@ -16,11 +16,11 @@ pub(crate) use interfaces::{
 pub(crate) use kernel_tls::{KernelTls, allow_kernel_tls, has_kernel_tls, set_kernel_keys};
 pub use process::random;
 pub(crate) use process::{ThreadUsage, block_signals, thread_usage, uninterrupted};
-#[cfg(test)]
-pub(crate) use socket::option;
 pub(crate) use socket::{
     accept, discard, recv_with_header, send_frames, set_min_retransmit_time, set_port_at_connect,
     set_unsent_limit, unacknowledged,
 };
+#[cfg(test)]
+pub(crate) use socket::{drop_longer_packets, option};
 pub(crate) use tcp_info::{PathFigures, PathInfo, path_figures, path_info};
 pub(crate) use time::{coarse_nanoseconds, processor_time};

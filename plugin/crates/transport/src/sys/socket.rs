@@ -147,6 +147,26 @@ pub(crate) fn option(socket: &Socket, level: libc::c_int, option: libc::c_int) -
     value
 }
 
+/// Test only: makes a TCP socket ignore packets of more than this many bytes, without their IP header.
+#[cfg(test)]
+pub(crate) fn drop_longer_packets(socket: &Socket, bytes: u32) -> io::Result<()> {
+    let step = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
+    // linux/bpf_common.h: load the length, skip one step unless it is greater, return none or all of the packet.
+    let mut steps = [step(0x80, 0, 0), step(0x25, 1, bytes), step(6, 0, 0), step(6, 0, u32::MAX)];
+    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+    // SAFETY: the program points to the steps on this stack, and setsockopt only reads both.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const program).cast(),
+            size_of::<libc::sock_fprog>() as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 fn set_option(
     socket: &Socket,
     level: libc::c_int,

@@ -29,6 +29,8 @@ const DIALS_BY_ROUTE: u32 = 4;
 /// Number of unanswered probes after which a path is dead, if another flow is answered. The kernel sends the first after
 /// 0.02 s, the next after 0.06 and 0.14 s. Before Linux 6.15 it sends them after 0.2, 0.6 and 1.4 s.
 const MAX_UNANSWERED: u8 = 3;
+/// Bytes of frames without payload that a flow begins with, at most: its reports of dead flows pass where long packets do not.
+const MAX_REPORTS: u64 = 4 << 10;
 /// A path is also dead after this time, and twice the usual round trip, without an answer to the first probe.
 const MIN_STALL_TIME: Duration = Duration::from_millis(100);
 
@@ -37,6 +39,36 @@ impl TcpSender {
     pub(crate) fn on_flow_lost(self: &Arc<Self>, why: &str) {
         why.clone_into(&mut lock(&self.repair).cause);
         self.replace(Instant::now());
+    }
+
+    /// A flow has failed: limits the segments of new ones where flows open and deliver nothing. Fails the connection if that
+    /// does not help within the recovery timeout.
+    pub(crate) fn limit_segments(&self, flow: &SendFlow<Self>) {
+        let Ok(info) = sys::path_info(&flow.socket) else { return };
+        let has_delivered = info.acked > flow.acked_at_first + MAX_REPORTS;
+        if !has_delivered && info.unanswered == 0 {
+            return;
+        }
+        let now = self.epoch().elapsed();
+        let (limit, fails_since) = {
+            let mut repair = lock(&self.repair);
+            let next = repair.next_number;
+            let is_new = repair.segments.flow_failed(now, flow.number, next, has_delivered);
+            let limit = repair.segments.bytes().filter(|_| is_new);
+            (limit, repair.segments.fails_since())
+        };
+        if let Some(bytes) = limit {
+            self.base.warn(&format!(
+                "flows open and deliver nothing, as where only small packets pass: segments of new \
+                 flows have at most {bytes} bytes now. Is the MTU the same on the whole path?"
+            ));
+        }
+        let timeout = self.base.context.settings.recovery_timeout;
+        if fails_since.is_some_and(|since| now.saturating_sub(since) >= timeout) {
+            let what = "flows open and deliver nothing, also with short segments: is the MTU the same \
+                        on the whole path, and does a firewall pass data?";
+            self.fail(ErrorKind::Remote, what);
+        }
     }
 
     /// Checks all flows, at each tick. Returns whether there is something to check at the next tick.
@@ -139,7 +171,8 @@ impl TcpSender {
             repair.next_number += 1;
             let handler = Arc::<Self>::clone(self);
             let binds = !(repair.failures + 1).is_multiple_of(DIALS_BY_ROUTE);
-            match Dial::start(&self.destination, handler, flow, binds, now + timeout) {
+            let limit = repair.segments.bytes();
+            match Dial::start(&self.destination, handler, flow, binds, limit, now + timeout) {
                 Ok(dial) => repair.dials.push(dial),
                 // Out of descriptors or ports, or no route: that may pass.
                 Err(error) => {

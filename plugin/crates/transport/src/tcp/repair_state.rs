@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use evenkeel_protocol::{Refusals, Repath};
+use evenkeel_protocol::{Refusals, Repath, SegmentLimit};
 
 use crate::handshake::dial::Dial;
 use crate::runtime::extra_flows::ExtraFlowsLease;
@@ -24,6 +24,8 @@ pub(crate) struct RepairState {
     pub(super) no_flow_since: Option<Instant>,
     /// Dials that were refused while there is no flow.
     pub(super) refusals: Refusals,
+    /// The limit on the segments of new flows.
+    pub(super) segments: SegmentLimit,
     /// Why the last flow failed.
     pub(super) cause: String,
     /// Whether there was something to retransmit at the last tick.
@@ -47,6 +49,7 @@ impl RepairState {
             not_before: None,
             no_flow_since: None,
             refusals: Refusals::default(),
+            segments: SegmentLimit::default(),
             cause: String::new(),
             had_retransmits: false,
             was_idle: false,

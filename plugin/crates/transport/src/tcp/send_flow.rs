@@ -79,6 +79,8 @@ pub(crate) struct SendFlow<O: SendFlowOwner> {
     pub(crate) socket: Socket,
     pub(super) registration: Registration,
     pub(crate) counters: FlowCounters,
+    /// Bytes that the peer's host had acknowledged when it was opened: those of the handshake.
+    pub(super) acked_at_first: u64,
     /// It takes no more chunks.
     pub(crate) retiring: AtomicBool,
     /// Its key is nearly used up.

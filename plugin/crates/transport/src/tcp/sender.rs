@@ -204,6 +204,7 @@ impl TcpSender {
             let Stream { socket, send, recv: mut half } = stream;
             half.read_ahead();
             let frames = [0; 8 * FRAME_BYTES];
+            let acked_at_first = sys::path_info(&socket).map_or(0, |info| info.acked);
             let flow = Arc::new(SendFlow {
                 sender: Arc::clone(self),
                 number,
@@ -211,6 +212,7 @@ impl TcpSender {
                 socket,
                 registration: self.destination.workers.registration(),
                 counters: FlowCounters::default(),
+                acked_at_first,
                 retiring: AtomicBool::new(false),
                 worn: AtomicBool::new(false),
                 is_full: AtomicBool::new(false),
@@ -432,6 +434,7 @@ impl SendFlowOwner for TcpSender {
             self.close();
         } else {
             self.clock.request_tick();
+            self.limit_segments(flow);
             self.on_flow_lost(why);
         }
     }
@@ -770,7 +773,7 @@ impl Source for Clock {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{SocketAddr, TcpListener};
+    use std::net::{SocketAddr, TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
 
     use evenkeel_protocol::{ConnectionId, Handle, Nonce};
@@ -796,6 +799,17 @@ mod tests {
         peer: SocketAddr,
         flows: usize,
     ) -> (Arc<TcpSender>, Vec<UnixStream>) {
+        let (near, far): (Vec<_>, Vec<_>) = (0..flows).map(|_| stream()).unzip();
+        (open_over(transport, runtime, peer, near), far)
+    }
+
+    /// The same, over these streams.
+    fn open_over(
+        transport: &Transport,
+        runtime: &Runtime,
+        peer: SocketAddr,
+        streams: Vec<Stream>,
+    ) -> Arc<TcpSender> {
         let (addresses, port) = (vec![peer.ip()], peer.port());
         let destination = Destination {
             context: transport.context(0, "").unwrap(),
@@ -804,8 +818,7 @@ mod tests {
             peer,
             connection: ConnectionId([7; 16]),
         };
-        let (near, far): (Vec<_>, Vec<_>) = (0..flows).map(|_| stream()).unzip();
-        (TcpSender::open(Arc::new(destination), near).unwrap(), far)
+        TcpSender::open(Arc::new(destination), streams).unwrap()
     }
 
     /// A stream, and its other end.
@@ -885,6 +898,45 @@ mod tests {
         wait_for_idle_flows(&sender, 2);
         send(&sender, 20 << 10);
         test_support::until(|| (carried(1) > 0).then_some(()));
+        sender.close();
+    }
+
+    /// Both flows open, and the peer's host gets small packets only.
+    #[test]
+    fn flows_that_deliver_nothing_are_replaced_by_flows_with_shorter_segments() {
+        let settings = |name: &str| {
+            let value = match name {
+                "NCCL_SOCKET_IFNAME" => "lo",
+                "EVENKEEL_FLOWS" => "2",
+                "EVENKEEL_PEER_TIMEOUT" => "1",
+                _ => return None,
+            };
+            Some(value.to_owned())
+        };
+        let settings = Settings::from_lookup(settings).unwrap();
+        let transport = Transport::new(settings, Arc::new(NullLog)).unwrap();
+        let runtime = transport.runtime().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (near, far): (Vec<_>, Vec<socket2::Socket>) = (0..2)
+            .map(|_| {
+                let near = TcpStream::connect(address).unwrap();
+                near.set_nonblocking(true).unwrap();
+                let (far, _) = listener.accept().unwrap();
+                let far = far.into();
+                sys::drop_longer_packets(&far, 600).unwrap();
+                (Stream::plain(near.into()), far)
+            })
+            .unzip();
+        let sender = open_over(&transport, &runtime, address, near);
+        send(&sender, CHUNK);
+        let longest = far[0].tcp_mss().unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let shorter = test_support::until(|| {
+            let (far, _) = listener.accept().ok()?;
+            Some(socket2::Socket::from(far).tcp_mss().unwrap()).filter(|bytes| *bytes < longest)
+        });
+        assert!(shorter <= 1400, "{shorter} bytes");
         sender.close();
     }
 

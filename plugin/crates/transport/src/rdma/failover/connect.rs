@@ -156,7 +156,7 @@ impl PathSearch {
             self.next_number += 1;
             let deadline = now + ATTEMPT_TIMEOUT;
             let sender = Arc::clone(&sender);
-            let way = Way { number, path: 0, binds: self.binds };
+            let way = Way { number, path: 0, binds: self.binds, segment_limit: None };
             match Dial::control_connection(&destination, sender, way, queue_pairs, deadline) {
                 Ok(attempt) => self.attempts.push((attempt, path)),
                 // There is no route now, but there may be one later.
