@@ -57,5 +57,5 @@ pub use tcp::refusals::Refusals;
 pub use tcp::repath::{FlowStats, Repath, RepathAction};
 pub use tcp::round_trips::RoundTrips;
 pub use tcp::scheduler::{AckError, NextFrame, Schedule, Scheduler, SentMessage};
-pub use tcp::send_codec::{FrameSlice, MAX_FRAMES, SendCodec, Written};
 pub use tcp::segments::SegmentLimit;
+pub use tcp::send_codec::{FrameSlice, MAX_FRAMES, SendCodec, Written};

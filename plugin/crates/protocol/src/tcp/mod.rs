@@ -10,5 +10,5 @@ pub(crate) mod refusals;
 pub(crate) mod repath;
 pub(crate) mod round_trips;
 pub(crate) mod scheduler;
-pub(crate) mod send_codec;
 pub(crate) mod segments;
+pub(crate) mod send_codec;

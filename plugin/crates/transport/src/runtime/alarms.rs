@@ -8,7 +8,18 @@ use super::timers::Timers;
 #[derive(Debug, Default)]
 pub(crate) struct Alarms {
     timers: Timers<Instant>,
+    /// Those of them that are prompt.
+    prompt: Timers<Instant>,
     sleep: Sleep,
+}
+
+/// Who fires a timer while callers take events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Timer {
+    /// The worker, if callers do not.
+    Prompt,
+    /// Callers. If they stop, it waits until the worker no longer leaves events to them.
+    ByCallers,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -16,56 +27,68 @@ enum Sleep {
     /// It looks at the timers before it sleeps.
     #[default]
     Awake,
-    /// Until this time, or until there is an event. A timer may be late by `slack`.
-    Until { at: Option<Instant>, slack: Duration },
+    /// Until this time, or until there is an event.
+    ForEvents { until: Option<Instant> },
+    /// Until this time, while callers take events. A prompt timer may be late by `slack`.
+    AsReserve { until: Instant, slack: Duration },
 }
 
 impl Alarms {
     /// Sets the timer of this token, in place of its former one. Returns whether the worker sleeps for too long, and has to
     /// be woken.
     #[must_use]
-    pub(crate) fn set(&mut self, token: u64, at: Instant) -> bool {
+    pub(crate) fn set(&mut self, token: u64, at: Instant, timer: Timer) -> bool {
         self.timers.set(token, at);
-        match &mut self.sleep {
-            Sleep::Until { at: until, slack } if until.is_none_or(|until| at + *slack < until) => {
-                // It is woken once, whatever else is set meanwhile.
-                self.sleep = Sleep::Awake;
-                true
-            }
-            _ => false,
+        match timer {
+            Timer::Prompt => self.prompt.set(token, at),
+            Timer::ByCallers => self.prompt.cancel(token),
         }
+        let is_too_long = match self.sleep {
+            Sleep::Awake => false,
+            Sleep::ForEvents { until } => until.is_none_or(|until| at < until),
+            Sleep::AsReserve { until, slack } => timer == Timer::Prompt && at + slack < until,
+        };
+        if is_too_long {
+            // It is woken once, whatever else is set meanwhile.
+            self.sleep = Sleep::Awake;
+        }
+        is_too_long
     }
 
     /// Removes the timer of this token, if there is one.
     pub(crate) fn cancel(&mut self, token: u64) {
         self.timers.cancel(token);
+        self.prompt.cancel(token);
     }
 
     /// Removes a timer that is due. Returns its token.
     pub(crate) fn pop_due(&mut self, now: Instant) -> Option<u64> {
-        self.timers.pop_due(now)
+        let token = self.timers.pop_due(now)?;
+        self.prompt.cancel(token);
+        Some(token)
     }
 
     /// The worker is about to sleep until `limit` at the latest, if there is one, and to take events. Returns until when it
     /// sleeps.
     pub(crate) fn sleep(&mut self, limit: Option<Instant>) -> Option<Instant> {
         let at = limit.into_iter().chain(self.timers.next()).min();
-        self.sleep = Sleep::Until { at, slack: Duration::ZERO };
+        self.sleep = Sleep::ForEvents { until: at };
         at
     }
 
-    /// The worker is about to sleep until `limit` at the latest, while callers take events and fire timers. It fires those
-    /// that they leave: they may be late by `slack`, so that it need not wake up for each one. Returns until when it sleeps.
+    /// The worker is about to sleep until `limit` at the latest, while callers take events and fire timers. It fires the prompt
+    /// ones that they leave: these may be late by `slack`, so that it need not wake up for each one. Returns until when it
+    /// sleeps.
     pub(crate) fn sleep_as_reserve(
         &mut self,
         now: Instant,
         limit: Instant,
         slack: Duration,
     ) -> Instant {
-        let next = self.timers.next().map(|next| next.max(now + slack));
-        let at = next.map_or(limit, |next| next.min(limit));
-        self.sleep = Sleep::Until { at: Some(at), slack };
-        at
+        let next = self.prompt.next().map(|next| next.max(now + slack));
+        let until = next.map_or(limit, |next| next.min(limit));
+        self.sleep = Sleep::AsReserve { until, slack };
+        until
     }
 
     /// The worker is awake.
@@ -98,7 +121,10 @@ mod tests {
         ] {
             let mut alarms = Alarms::default();
             for (token, at) in timers.iter().enumerate() {
-                assert!(!alarms.set(token as u64, after(begin, *at)), "it is awake");
+                assert!(
+                    !alarms.set(token as u64, after(begin, *at), Timer::ByCallers),
+                    "it is awake"
+                );
             }
             let at = |tenths| after(begin, tenths);
             assert_eq!(alarms.sleep(limit.map(at)), until.map(at), "{timers:?} {limit:?}");
@@ -111,10 +137,29 @@ mod tests {
         for (timer, until) in [(None, 80), (Some(90), 80), (Some(25), 25), (Some(3), 10)] {
             let mut alarms = Alarms::default();
             if let Some(timer) = timer {
-                assert!(!alarms.set(1, after(begin, timer)), "it is awake");
+                assert!(!alarms.set(1, after(begin, timer), Timer::Prompt), "it is awake");
+                assert!(!alarms.set(2, begin, Timer::ByCallers), "it is awake");
             }
             let at = alarms.sleep_as_reserve(begin, after(begin, 80), SLACK);
             assert_eq!(at, after(begin, until), "{timer:?}");
+            assert!(!alarms.set(3, begin, Timer::ByCallers), "callers fire it");
+        }
+    }
+
+    #[test]
+    fn timer_that_fired_or_is_set_anew_is_no_longer_prompt() {
+        let begin = Instant::now();
+        let end: [fn(&mut Alarms, Instant); 3] = [
+            |alarms, begin| assert_eq!(alarms.pop_due(begin), Some(1)),
+            |alarms, _| alarms.cancel(1),
+            |alarms, begin| assert!(!alarms.set(1, begin, Timer::ByCallers), "it is awake"),
+        ];
+        for end in end {
+            let mut alarms = Alarms::default();
+            assert!(!alarms.set(1, begin, Timer::Prompt), "it is awake");
+            end(&mut alarms, begin);
+            let limit = after(begin, 80);
+            assert_eq!(alarms.sleep_as_reserve(begin, limit, SLACK), limit);
         }
     }
 
@@ -135,14 +180,18 @@ mod tests {
                     after(begin, 30)
                 ),
             }
-            assert_eq!(alarms.set(1, after(begin, timer)), wakes, "{slack:?} {timer}");
-            assert!(!wakes || !alarms.set(2, begin), "it is woken once");
+            assert_eq!(
+                alarms.set(1, after(begin, timer), Timer::Prompt),
+                wakes,
+                "{slack:?} {timer}"
+            );
+            assert!(!wakes || !alarms.set(2, begin, Timer::Prompt), "it is woken once");
         }
         let mut alarms = Alarms::default();
         assert_eq!(alarms.sleep(None), None);
-        assert!(alarms.set(1, begin));
+        assert!(alarms.set(1, begin, Timer::ByCallers));
         alarms.sleep(None);
         alarms.wake();
-        assert!(!alarms.set(1, begin), "it is awake");
+        assert!(!alarms.set(1, begin, Timer::Prompt), "it is awake");
     }
 }

@@ -13,10 +13,10 @@ const OVERLOAD: f64 = 0.8;
 const ON_PROCESSOR: f64 = 0.9;
 /// How long workers help. Then callers are measured again.
 const HELP_TIME: Duration = Duration::from_millis(500);
-/// After this time of help it is known whether callers lose their processors to it.
+/// How often it is asked, while workers help, whether callers lose their processors to them.
 const TRIAL: Duration = Duration::from_millis(40);
 /// Time without help after such a trial; doubled each time, up to the limit.
-const MIN_BACKOFF: Duration = Duration::from_secs(1);
+const MIN_BACKOFF: Duration = Duration::from_secs(4);
 const MAX_BACKOFF: Duration = Duration::from_secs(32);
 
 /// Totals of a process up to some moment.
@@ -80,8 +80,9 @@ impl Help {
         if now.saturating_duration_since(since) < TRIAL {
             return false;
         }
-        self.since = None;
-        if totals().since(&before).is_undisturbed() {
+        let totals = totals();
+        self.since = Some((now, totals));
+        if totals.since(&before).is_undisturbed() {
             return false;
         }
         self.backoff = (2 * self.backoff).clamp(MIN_BACKOFF, MAX_BACKOFF);

@@ -17,7 +17,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, p
 use crate::error::Error;
 use crate::handshake::listening_socket::ListeningSockets;
 use crate::memory::staging::StagingPool;
-use crate::runtime::alarms::Alarms;
+use crate::runtime::alarms::{Alarms, Timer};
 use crate::runtime::caller_polling::{CallerPolling, MAX_PAUSE, SeenTurn, Turn};
 use crate::runtime::extra_flows::ExtraFlows;
 use crate::runtime::flow_count::FlowCountControllers;
@@ -316,7 +316,16 @@ impl Registration {
     /// Makes the worker call the source at this time, or soon after, as if its socket had become writable. While callers do
     /// the work of workers, it may be later by the pause that they may make.
     pub(crate) fn set_timer(&self, at: Instant) {
-        let must_wake = lock(&self.worker.alarms).set(self.token, at);
+        self.set(at, Timer::Prompt);
+    }
+
+    /// As [`Registration::set_timer`], for what can wait until callers poll again, or no longer do the work of workers.
+    pub(crate) fn set_timer_by_callers(&self, at: Instant) {
+        self.set(at, Timer::ByCallers);
+    }
+
+    fn set(&self, at: Instant, timer: Timer) {
+        let must_wake = lock(&self.worker.alarms).set(self.token, at, timer);
         if must_wake {
             self.worker.wake();
         }

@@ -507,7 +507,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
         }
         if writer.outstanding > most {
             let wait = writer.pace.wait(writer.outstanding);
-            self.registration.set_timer(Instant::now() + wait);
+            self.registration.set_timer_by_callers(Instant::now() + wait);
             return None;
         }
         Some(writer.pace.chunk(limit))
