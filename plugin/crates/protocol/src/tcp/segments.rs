@@ -11,7 +11,8 @@ const MIN_FAILURES: u32 = 2;
 /// The limit on the segments of a connection's flows.
 ///
 /// Where hosts send longer packets than some link between them takes, and do not get its answer that says so, a flow opens and
-/// delivers nothing: the packets of a handshake are small. Flows whose segments are short enough deliver.
+/// delivers nothing: the packets of a handshake are small. Flows whose segments are short enough deliver. Where nothing passes
+/// at all, flows that were open before deliver nothing either, but no further one opens. So only those are judged.
 ///
 /// Times are given as durations since any fixed moment.
 #[derive(Debug, Default)]
@@ -20,7 +21,7 @@ pub struct SegmentLimit {
     step: usize,
     /// Flows with the present limit that delivered nothing.
     failures: u32,
-    /// Number of the first flow with the present limit.
+    /// Number of the first flow with the present limit that was opened after others had failed.
     first: u32,
     /// Since when flows have delivered nothing.
     since: Option<Duration>,
@@ -45,7 +46,9 @@ impl SegmentLimit {
             (self.failures, self.since) = (0, None);
             return false;
         }
-        self.since.get_or_insert(now);
+        if self.since.is_none() {
+            (self.since, self.first) = (Some(now), next);
+        }
         if number < self.first {
             return false;
         }
@@ -85,8 +88,8 @@ mod tests {
     fn segments_get_shorter_while_flows_deliver_nothing() {
         let (one, two, three) = (Some(1400), Some(1220), Some(536));
         for (delivered, expected) in [
-            (&[false; 8][..], &[None, one, one, two, two, three, three, three][..]),
-            (&[false, true, false, false], &[None, None, None, one]),
+            (&[false; 8][..], &[None, None, one, one, two, two, three, three][..]),
+            (&[false, true, false, false, false], &[None, None, None, None, one]),
             (&[true; 4], &[None; 4]),
         ] {
             assert_eq!(limits(delivered), expected, "{delivered:?}");
@@ -96,25 +99,32 @@ mod tests {
     #[test]
     fn segments_are_not_judged_by_flows_with_longer_ones() {
         let mut limit = SegmentLimit::default();
-        (0..4).for_each(|number| {
-            limit.flow_failed(Duration::ZERO, number, 6, false);
-        });
-        assert_eq!(limit.bytes(), Some(1400));
-        assert!(!limit.flow_failed(Duration::ZERO, 5, 8, false));
-        assert!(!limit.flow_failed(Duration::ZERO, 6, 8, false));
-        assert!(limit.flow_failed(Duration::ZERO, 7, 8, false));
+        let mut fails = |number, next| limit.flow_failed(Duration::ZERO, number, next, false);
+        assert!(!fails(0, 1) && !fails(1, 4) && fails(2, 4), "two that were opened later");
+        assert!(!fails(3, 6), "it was opened before the limit was set");
+        assert!(!fails(4, 6) && fails(5, 6));
+    }
+
+    /// Nothing passes for a while.
+    #[test]
+    fn segments_stay_where_only_flows_fail_that_were_open_before() {
+        let mut limit = SegmentLimit::default();
+        for number in 0..6 {
+            assert!(!limit.flow_failed(Duration::ZERO, number, 6, false), "{number}");
+        }
+        assert_eq!(limit.bytes(), None);
     }
 
     #[test]
     fn segments_fail_where_the_shortest_make_no_difference() {
         let mut limit = SegmentLimit::default();
         let second = Duration::from_secs(1);
-        for number in 0..8 {
+        for number in 0..9 {
             assert_eq!(limit.fails_since(), None);
             limit.flow_failed(second * (number + 1), number, number + 1, false);
         }
         assert_eq!(limit.fails_since(), Some(second));
-        limit.flow_failed(second * 9, 8, 9, true);
+        limit.flow_failed(second * 10, 9, 10, true);
         assert_eq!(limit.fails_since(), None);
     }
 }

@@ -773,10 +773,11 @@ impl Source for Clock {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::net::{SocketAddr, TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
 
-    use evenkeel_protocol::{ConnectionId, Handle, Nonce};
+    use evenkeel_protocol::{ConnectionId, Handle, Nonce, Welcome};
 
     use super::*;
     use crate::memory::buffers::RecvBuffer;
@@ -901,7 +902,7 @@ mod tests {
         sender.close();
     }
 
-    /// Both flows open, and the peer's host gets small packets only.
+    /// All flows open, and the peer's host gets small packets only.
     #[test]
     fn flows_that_deliver_nothing_are_replaced_by_flows_with_shorter_segments() {
         let settings = |name: &str| {
@@ -932,9 +933,16 @@ mod tests {
         send(&sender, CHUNK);
         let longest = far[0].tcp_mss().unwrap();
         listener.set_nonblocking(true).unwrap();
+        let mut later = vec![];
         let shorter = test_support::until(|| {
-            let (far, _) = listener.accept().ok()?;
-            Some(socket2::Socket::from(far).tcp_mss().unwrap()).filter(|bytes| *bytes < longest)
+            let (mut stream, _) = listener.accept().ok()?;
+            let far = socket2::Socket::from(stream.try_clone().unwrap());
+            sys::drop_longer_packets(&far, 600).unwrap();
+            let welcome = Welcome { connection: sender.destination.connection, verdict: Ok(()) };
+            stream.write_all(&welcome.encode()).unwrap();
+            let bytes = far.tcp_mss().unwrap();
+            later.push(far);
+            Some(bytes).filter(|bytes| *bytes < longest)
         });
         assert!(shorter <= 1400, "{shorter} bytes");
         sender.close();
