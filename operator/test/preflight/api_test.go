@@ -50,7 +50,7 @@ thresholds: {minPercentOfMedian: 85}
 runTimeoutSeconds: 300`},
 		"NetworkCheckPolicy": {`{apiVersion: evenkeel.dev/v1alpha1, kind: NetworkCheckPolicy, metadata: {name: minimal}, spec: {check: {runner: {type: Bench}}}}`, `
 priority: 0
-triggers: {newNodes: Enabled, jobEnd: Enabled, suspicions: Enabled, jobStart: Disabled}
+triggers: {newNodes: Enabled, jobEnd: Enabled, suspicions: Enabled, repairs: Enabled, jobStart: Disabled}
 freshnessSeconds: 86400
 check:
   stages: [Capacity, Local, Pairs]
