@@ -188,7 +188,8 @@ func (v *view) reason(n *corev1.Node, s *evenkeel.NodeNetworkHealthStatus) (why 
 	suspected := health.SuspicionDue(s)
 	failed, returned := s.ObservedTime != nil && s.Health == evenkeel.HealthUnhealthy && triggers.Repairs != evenkeel.SwitchDisabled, readySince(n)
 	switch left := v.use.Left(n.Name); {
-	case !suspected.IsZero() && triggers.Suspicions != evenkeel.SwitchDisabled && older(suspected):
+	// Times are stored in whole seconds. A result of the same second came before the job's end: a later one would have decided.
+	case !suspected.IsZero() && triggers.Suspicions != evenkeel.SwitchDisabled && older(suspected.Add(time.Nanosecond)):
 		return triggerSuspicion, suspected.Add(v.settle)
 	case failed && older(returned): // such as after a reboot
 		return triggerRepair, returned.Add(v.settle)

@@ -239,6 +239,10 @@ func TestPolicyPlan(t *testing.T) {
 			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d", "e")
 			v.suspected("b", 2*time.Hour)
 		}},
+		"suspected until the second in which it was checked": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d", "e")
+			v.suspected("b", time.Hour)
+		}, want: "suspicion b with 3"},
 		"suspected, after inconclusive checks": {scene: func(v *view) {
 			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d", "e")
 			v.inconclusive("b", "ImagePull", 2*time.Minute, 3*time.Minute)
