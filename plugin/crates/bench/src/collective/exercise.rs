@@ -11,9 +11,6 @@ use half::f16;
 use crate::cli;
 use crate::error::Result;
 
-/// Base of bcube: Gloo's default.
-const BCUBE_BASE: usize = 2;
-
 /// What can be measured. Names are Gloo's where it has the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
@@ -114,6 +111,8 @@ impl Number for u8 {
 pub(crate) struct Details {
     /// Buffers of each rank.
     pub(crate) inputs: usize,
+    /// Base of bcube.
+    pub(crate) base: usize,
     /// Messages of a stress.
     pub(crate) messages: usize,
     /// Other ranks of a pairwise exchange.
@@ -164,7 +163,7 @@ impl<N: Number> Exercise<N> {
         details: Details,
     ) -> Result<Self> {
         let (rank, ranks) = (group.rank(), group.size());
-        let Details { inputs, destinations, .. } = details;
+        let Details { inputs, base, destinations, .. } = details;
         let two =
             [Benchmark::SendrecvRoundtrip, Benchmark::SendrecvStress, Benchmark::IsendirecvStress];
         if two.contains(&benchmark) && ranks != 2 {
@@ -191,7 +190,7 @@ impl<N: Number> Exercise<N> {
             Benchmark::AllreduceRingChunked => Some(Algorithm::RingChunked),
             Benchmark::AllreduceHalvingDoubling => Some(Algorithm::HalvingDoubling),
             Benchmark::AllreduceRecursiveDoubling => Some(Algorithm::RecursiveDoubling),
-            Benchmark::AllreduceBcube => Some(Algorithm::Bcube { base: BCUBE_BASE }),
+            Benchmark::AllreduceBcube => Some(Algorithm::Bcube { base }),
             Benchmark::AllreduceHierarchical => Some(Algorithm::Hierarchical),
             _ => None,
         };

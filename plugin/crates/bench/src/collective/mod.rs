@@ -167,6 +167,9 @@ pub(crate) struct Options {
     /// Number of threads of each rank that run the benchmark at the same time, each with its own tag
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64), value_name = "N")]
     threads: u16,
+    /// Base of allreduce_bcube
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=64), value_name = "N")]
+    base: u16,
     /// Elements of 16 bits (float16)
     #[arg(long)]
     halfprecision: bool,
@@ -187,6 +190,12 @@ pub(crate) struct Options {
     /// For Gloo's CUDA benchmarks, which are missing
     #[arg(long)]
     gpudirect: bool,
+    /// Show all errors that are found, not the first ones
+    #[arg(long)]
+    show_all_errors: bool,
+    /// Show times in nanoseconds
+    #[arg(long)]
+    nanos: bool,
     #[command(flatten)]
     output: OutputOptions,
     /// Also draw the times by elements into this file, as SVG
@@ -324,7 +333,7 @@ impl Workload for Options {
             errors: vec![],
             wrong: 0,
         };
-        output.text(&report.heading())?;
+        output.text(&report.heading(self.nanos))?;
         for elements in self.element_counts() {
             let (times, errors) = if self.sends_bytes() {
                 self.measure_all::<u8>(&ranks.all, elements)?
@@ -335,11 +344,12 @@ impl Workload for Options {
             };
             let samples_us = self.output.samples_us(&times);
             let row = Row { samples_us, ..Row::new(times, elements, element_bytes) };
-            output.text(&row.line())?;
+            output.text(&row.line(self.nanos))?;
             report.rows.push(row);
             report.wrong += errors.len() as u64;
-            let left = errors.len().saturating_sub(MAX_ERRORS);
-            report.errors.extend(errors.into_iter().take(MAX_ERRORS));
+            let shown = if self.show_all_errors { errors.len() } else { MAX_ERRORS };
+            let left = errors.len().saturating_sub(shown);
+            report.errors.extend(errors.into_iter().take(shown));
             if left > 0 {
                 report.errors.push(format!("{elements} elements: {left} more"));
             }
@@ -583,6 +593,7 @@ impl Options {
         let call = Call::default().tag(tag);
         let details = Details {
             inputs: self.inputs.into(),
+            base: self.base.into(),
             messages: self.messages as usize,
             destinations: self.destinations.into(),
             tag,
@@ -675,28 +686,30 @@ impl Row {
     }
 
     /// Its line of the table.
-    fn line(&self) -> String {
-        let Self { bytes, elements, min_us, p50_us, p99_us, max_us, .. } = self;
+    fn line(&self, nanos: bool) -> String {
+        let Self { bytes, elements, min_us, p50_us, p99_us, max_us, .. } = *self;
         let Self { bandwidth_gbps, iterations, .. } = self;
-        format!(
-            "{bytes:>12}{elements:>12}{min_us:>12.1}{p50_us:>12.1}{p99_us:>12.1}{max_us:>12.1}{bandwidth_gbps:>18.3}{iterations:>12}\n"
-        )
+        let times: String = [min_us, p50_us, p99_us, max_us]
+            .map(|us| if nanos { format!("{:>12.0}", us * 1e3) } else { format!("{us:>12.1}") })
+            .concat();
+        format!("{bytes:>12}{elements:>12}{times}{bandwidth_gbps:>18.3}{iterations:>12}\n")
     }
 }
 
 impl Report {
     /// What is above the table.
-    fn heading(&self) -> String {
+    fn heading(&self, nanos: bool) -> String {
+        let unit = if nanos { "ns" } else { "us" };
         let Self { benchmark, transport, device, ranks, threads, inputs, element, .. } = self;
         format!(
             "# {benchmark} of {element}, {ranks} ranks, {transport} {device}, {inputs} inputs, {threads} threads\n\
              {:>12}{:>12}{:>12}{:>12}{:>12}{:>12}{:>18}{:>12}\n",
             "size (B)",
             "elements",
-            "min (us)",
-            "p50 (us)",
-            "p99 (us)",
-            "max (us)",
+            format!("min ({unit})"),
+            format!("p50 ({unit})"),
+            format!("p99 ({unit})"),
+            format!("max ({unit})"),
             "bandwidth (GB/s)",
             "iterations"
         )

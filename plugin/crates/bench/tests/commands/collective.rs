@@ -39,6 +39,8 @@ fn collective_benchmarks_are_verified() {
         let ended = collective(&format!("--spawn 2 {how} {stress}")).has_rows(2);
         assert!(ended.out.starts_with(&format!("# {stress} of float32, 2 ranks")), "{ended:?}");
     }
+    let ended = collective("--spawn 4 --base 4 --nanos --show-all-errors allreduce_bcube");
+    assert!(ended.has_rows(2).out.contains("p50 (ns)"));
     let json = collective("--spawn 3 --inputs 3 --json allreduce_local").passed().report();
     assert_eq!(json["benchmark"], "allreduce_local");
     let ended = collective("--spawn 3 --transport auto --halfprecision --inputs 2").has_rows(2);
