@@ -130,8 +130,8 @@ func TestForgedReviewHasNoEvent(t *testing.T) {
 	}
 }
 
-// written are the Events that the queue writes in the namespace, of which there are so many. One that is queued after them tells
-// when all are written.
+// written runs the queue until it has written an Event that is queued last. It returns the Events of the namespace, and expects that
+// there are many of them.
 func written(t *testing.T, c client.Client, queue *events.Queue, namespace string, many int) []corev1.Event {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())

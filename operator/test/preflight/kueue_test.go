@@ -381,7 +381,8 @@ func waitsFor(t *testing.T, workload *unstructured.Unstructured, checks ...strin
 	}
 }
 
-// allAnswered waits until all checks of the workload are Ready but that of another controller, with a message that has the part.
+// allAnswered waits until every check of Evenkeel on the workload is Ready. Their messages must contain the part. The check of another
+// controller stays as it is.
 func allAnswered(t *testing.T, workload *unstructured.Unstructured, part string) {
 	t.Helper()
 	eventually(t, workload.GetName()+" has all its checks Ready", func(ctx context.Context) (bool, error) {

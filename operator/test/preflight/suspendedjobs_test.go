@@ -18,8 +18,8 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/doctor"
 )
 
-// suspendJobs suspends new Jobs of which a name begins so, until the test ends. Kueue does that in its webhook, with all Jobs of a
-// namespace where it manages jobs without a queue name.
+// suspendJobs suspends new Jobs whose names have the prefix, until the test ends. Kueue's webhook does so in namespaces where it
+// manages jobs without a queue name.
 func suspendJobs(t *testing.T, prefix string) {
 	t.Helper()
 	policy := &unstructured.Unstructured{}

@@ -106,7 +106,7 @@ func (p probe) ncclVersion() string {
 	return fmt.Sprintf("%d.%d.%d", p.NCCL/10000, p.NCCL/100%100, p.NCCL%100)
 }
 
-// versions are those of all that the ranks share, and how they share the GPU.
+// versions lists the GPU, its driver and the libraries that all ranks use, and says how the ranks share the GPU.
 func (p probe) versions() string {
 	sharing := "time slicing"
 	if mpsRuns() {

@@ -29,7 +29,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often the thread checks whether this process still has members.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Why a group cannot be used in a forked child. The links and the threads are those of the process that made it.
+/// Why a group cannot be used in a forked child: its links and threads belong to the parent.
 fn forked() -> GroupFailure {
     let text = "this process was forked from the one that made the group: make a group here, or call from the parent";
     GroupFailure { kind: ErrorKind::System, ranks: vec![], text: text.to_owned() }

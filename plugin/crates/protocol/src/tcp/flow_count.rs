@@ -9,7 +9,7 @@ const PERIOD: Duration = Duration::from_millis(20);
 const MEASURED_PERIODS: u32 = 3;
 /// A period that lasted longer than this had a pause in it and is ignored.
 const MAX_PERIOD: Duration = Duration::from_millis(60);
-/// Share of the time that a thread works, on average over those that may, above which the hosts may be the limit.
+/// Above this load the hosts may be the limit. The load is the share of the time that a writing thread works on average.
 const BUSY: f64 = 0.5;
 /// Consecutive failed trials of fewer flows after which the paths are taken for the limit.
 const MIN_FAILED_TRIALS: u32 = 2;
