@@ -51,7 +51,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_REDUCTION_TIMEOUT",
-            meaning: "how long a rank waits to join its reduction servers (3 s for one that has an address and cannot be reached), and how long one may not respond later",
+            meaning: "how long a rank waits to join its reduction servers (3 s for one at whose address nobody listens), and how long one may not respond later",
             accepts: "seconds from 1 to 3600",
             default: "30",
         },

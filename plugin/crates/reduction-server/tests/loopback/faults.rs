@@ -197,6 +197,18 @@ fn join_waits_for_a_late_server_and_names_a_missing_one() {
     });
 }
 
+/// A server that is loaded, or that many ranks join at once, accepts connections in its kernel before it answers them.
+#[test]
+fn join_waits_for_a_server_that_listens_and_is_slow_to_answer() {
+    let slow = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let names = vec![slow.local_addr().unwrap().to_string()];
+    let transport = transport(&[]);
+    let error = join_within(&transport, &names, &members(1, "slow")[0], Duration::from_millis(600));
+    let error = error.err().unwrap().to_string();
+    assert!(error.contains("not joined within 600ms"), "{error}");
+    assert!(error.contains(&names[0]) && error.contains("does not answer"), "{error}");
+}
+
 /// As behind a firewall that lets ranks connect to servers, but not servers to ranks.
 #[test]
 fn join_names_a_server_that_cannot_connect_back() {

@@ -23,8 +23,9 @@ const MIN_POLL_INTERVAL: Duration = Duration::from_micros(100);
 const MAX_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// How long to wait before the next attempt at a server.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
-/// How long a server that has an address may accept no connection. Its process may be about to start, but the caller has
-/// other ways to reduce and does not wait longer. A server whose name has no address yet is waited for until the timeout.
+/// How long nobody may listen at a server's address. Its process may be about to start, but the caller has other ways to
+/// reduce and does not wait longer. A server whose name has no address yet, and one whose host has accepted the connection
+/// but whose process is slow to answer, because it is loaded or many ranks join at once, are waited for until the timeout.
 const REACH_TIMEOUT: Duration = Duration::from_secs(3);
 /// Range of the window, in pieces, that a client accepts from a server: two messages each on a connection that takes 32.
 const WINDOW: (u32, u32) = (1, 15);
@@ -185,9 +186,13 @@ impl Attempt {
         matches!(self.stage, Stage::Joined(_))
     }
 
-    /// Whether the server has an address and has accepted no connection for this time.
+    /// Whether the server has an address, and nobody has listened there for this time.
     fn is_unreachable(&self, timeout: Duration) -> bool {
-        !self.reached && self.dialed.is_some_and(|dialed| dialed.elapsed() >= timeout)
+        let is_connected =
+            matches!(&self.stage, Stage::Dial(_, _, connecting) if connecting.is_connected());
+        !self.reached
+            && !is_connected
+            && self.dialed.is_some_and(|dialed| dialed.elapsed() >= timeout)
     }
 
     /// What it waits for, or the last error.

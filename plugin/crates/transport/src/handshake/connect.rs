@@ -151,6 +151,15 @@ impl Connecting {
         Ok(Some(SendConnection::new(sender, runtime)))
     }
 
+    /// Whether the listener's host has accepted a TCP connection, although the handshake may not have ended.
+    pub fn is_connected(&self) -> bool {
+        let state = lock(&self.attempt.state);
+        state.agreeing.is_some()
+            || state.accepted.iter().any(Option::is_some)
+            || state.dials.iter().any(|dial| dial.is_connected())
+            || matches!(state.outcome, Some(Ok(_)))
+    }
+
     /// Makes the attempt cancel itself once it was not polled for the connect timeout, for callers that may forget it. Its
     /// sockets, and what only it keeps running, do not wait for the drop then.
     pub fn cancel_when_abandoned(&self) {

@@ -245,9 +245,14 @@ impl Dial {
         self.flow
     }
 
+    /// Whether TCP is connected.
+    pub(crate) fn is_connected(&self) -> bool {
+        lock(&self.state).is_connected
+    }
+
     /// Whether the flow is bound to its interface, and nobody has answered there.
     pub(crate) fn is_bound_in_vain(&self) -> bool {
-        self.connected_by.is_some() && !lock(&self.state).is_connected
+        self.connected_by.is_some() && !self.is_connected()
     }
 
     /// Cancels the dial; its stream, unless it ended before.
