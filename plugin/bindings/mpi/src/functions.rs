@@ -8,7 +8,8 @@ use std::ffi::{c_char, c_int, c_void};
 
 use evenkeel_collectives::Call;
 
-use crate::error::{Error, Result, guard};
+use crate::error::{Error, Result};
+use crate::guard::guard;
 use crate::handles::{COMM_NULL, length, reduction};
 use crate::{buffer, world};
 

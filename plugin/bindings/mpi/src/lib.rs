@@ -6,5 +6,6 @@
 mod buffer;
 mod error;
 pub mod functions;
+mod guard;
 mod handles;
 mod world;

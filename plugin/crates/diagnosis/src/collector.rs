@@ -1,4 +1,4 @@
-//! Collects the views of all processes, and judges what they have seen in the last seconds.
+//! Collects the views of all processes and judges the last seconds of a job.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -10,52 +10,53 @@ use crate::timeline::{MAX_ROWS, Moment, State, Timeline};
 use crate::verdict::{Class, Outcome, Suspect, Verdict};
 use crate::view::{ConnectionView, Process, View};
 
-/// The time that is judged.
+/// The time that a judgement covers.
 const WINDOW: Duration = Duration::from_secs(8);
-/// A process is silent that has missed this many views, at least for this time.
+/// A process is silent once it has missed this many views and sent none for [`MIN_SILENCE`].
 const MISSED: u32 = 3;
 const MIN_SILENCE: Duration = Duration::from_millis(3500);
-/// For so long the kernel may send what a process has written that is stopped.
+/// How long the kernel may go on sending what a stopped process has written.
 const BUFFERED: Duration = Duration::from_secs(10);
-/// A silent process is forgotten after this time, unless others still have connections to it: it may be what they wait for.
+/// A silent process is forgotten after this time, unless others still have connections to it and may wait for it.
 const FORGOTTEN: Duration = Duration::from_secs(20);
-/// Connections of which no end has told for this time are forgotten.
+/// A connection is forgotten when neither end has reported it for this time.
 const CONNECTION_FORGOTTEN: Duration = Duration::from_secs(300);
-/// Number of judgements in a row that must name somebody before the verdict does, and that must not before it ends.
+/// Number of consecutive judgements that must name a suspect before the verdict does, and must omit it before the verdict drops it.
 const STEADY: u32 = 4;
-/// The same for what may pass. Twice the window: so long, what collided by chance is forgotten, and so is one pause.
+/// The same for a suspect that may pass. Twice the window, so that neither a chance collision nor a single pause is reported.
 const STEADY_IF_IT_MAY_PASS: u32 = 16;
-/// Number of judgements in a row that may name no late process between those that do: as long as the window. A step may be longer.
+/// Number of consecutive judgements, as long as the window, that may omit a late process before it is dropped. A training step
+/// may be longer than the gap.
 const PAUSES: u32 = 8;
-/// Number of judgements of a process, while the job works, after which it is known how late it usually is.
+/// Number of judgements of a working job after which a process's usual lateness is known.
 const LEARNING: u32 = 30;
-/// Number of judgements whose mean is usual. Older ones count less: what is usual follows within minutes.
+/// Number of judgements that the mean of the usual lateness covers, so that it follows a change within minutes.
 const USUAL: u32 = 120;
-/// A job works if the middle process has requests for more than the rest of this share. It does not while it starts.
+/// A job counts as working while its median process is without requests for at most this share. It is not while it starts.
 const IDLE: f64 = 0.95;
-/// Maximum number of processes and connections. More are not judged.
+/// Maximum number of processes and of connections. Any beyond that are ignored.
 const MAX_PROCESSES: usize = 20_000;
 const MAX_CONNECTIONS: usize = 400_000;
-/// Number of views that are kept of a process beyond those that come within the window at the rate that processes are told.
+/// Number of views kept of a process beyond those that fit into the window at the requested interval.
 const MORE_VIEWS: u32 = 2;
-/// Processes for which views come once a second; with more, they come less often.
+/// Up to this many processes send a view once a second. With more, each sends less often.
 const PROCESSES_A_SECOND: u64 = 1000;
 const MAX_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The views of the last seconds. Times count from any moment.
+/// The views of the last seconds. All times count from the same arbitrary moment.
 #[derive(Debug)]
 pub struct Collector {
     id: u64,
     processes: HashMap<u64, Known>,
     ends: HashMap<u64, Ends>,
-    /// The process that has collected before, and has sent no view to this one.
+    /// The previous collector, if it has sent no view to this one.
     predecessor: Option<u64>,
     suspicions: Vec<Suspicion>,
     verdict: Verdict,
     timeline: Timeline,
 }
 
-/// The processes at both ends of a connection: the sender and the receiver, and when each has told of it last.
+/// The processes at both ends of a connection, sender first, and when each reported it last.
 #[derive(Debug, Default)]
 struct Ends {
     processes: [Option<u64>; 2],
@@ -63,13 +64,13 @@ struct Ends {
 }
 
 impl Ends {
-    /// Whether the other end has told of it since then, and this one has not: it may be what the other one waits for.
+    /// Whether only the other end has reported the connection since then. The other end may wait for this one.
     fn is_silent(&self, end: usize, since: Duration) -> bool {
         self.told[1 - end] >= since && self.told[end] < since
     }
 }
 
-/// How much later than the middle a process usually is: the mean of some judgements.
+/// How far a process's share without calls usually exceeds the median: a mean over judgements.
 #[derive(Clone, Copy, Debug, Default)]
 struct Usual {
     excess: f64,
@@ -90,13 +91,13 @@ impl Usual {
 #[derive(Debug)]
 struct Known {
     process: Process,
-    /// When it was heard of last.
+    /// When its last view came.
     last: Duration,
     sequence: u32,
-    /// The views of the window, with the time when they came.
+    /// The views of the window with their times of arrival.
     views: VecDeque<(Duration, View)>,
     usual: Usual,
-    /// Bytes have come from it long after it was heard of last: only what it says gets lost.
+    /// Whether peers received bytes from it long after its last view, so that only its views get lost.
     is_unheard: bool,
 }
 
@@ -107,19 +108,19 @@ impl Known {
     }
 }
 
-/// A connection, while what its ends have seen is put together.
+/// A connection while its ends' views are merged.
 #[derive(Default)]
 struct Gathered {
     link: Link,
-    /// Whether a view of the sender has shown it.
+    /// Whether a view of the sender included it.
     has_sender: bool,
-    /// The share in which a message had begun to arrive, and bytes a second, by the receiver.
+    /// As the receiver saw it: the share of time in which a message had begun to arrive, and bytes per second.
     arriving: f64,
     received: f64,
 }
 
 impl Gathered {
-    /// Without the sender's word, what has begun to arrive was under way.
+    /// Without a view of the sender, messages that had begun to arrive count as under way.
     fn link(self) -> Link {
         let Self { mut link, has_sender, arriving, received } = self;
         if !has_sender {
@@ -133,17 +134,17 @@ impl Gathered {
 struct Suspicion {
     suspect: Suspect,
     since: Duration,
-    /// Judgements that named it, and those of them by which it does not pass.
+    /// Number of judgements that named it, and of those that rule out that it passes.
     seen: u32,
     firm: u32,
-    /// Judgements in a row that did not.
+    /// Number of consecutive judgements that did not name it.
     missed: u32,
     /// Whether the verdict names it.
     is_told: bool,
 }
 
 impl Collector {
-    /// Without views. `id` is that of this process.
+    /// A collector without views. `id` is this process's.
     pub fn new(id: u64) -> Self {
         Self {
             id,
@@ -156,29 +157,29 @@ impl Collector {
         }
     }
 
-    /// This process has collected before and has fallen silent: it may be what the others wait for.
+    /// Notes the previous collector, which fell silent: the others may wait for it.
     pub fn succeed(&mut self, process: Process, now: Duration) {
         self.predecessor = Some(process.id);
         self.processes.entry(process.id).or_insert_with(|| Known::new(process, now));
     }
 
-    /// How long a process is to wait between two views.
+    /// How long each process must wait between two views.
     pub fn interval(&self) -> Duration {
         let seconds = (self.processes.len() as u64).div_ceil(PROCESSES_A_SECOND).max(1);
         Duration::from_secs(seconds).min(MAX_INTERVAL)
     }
 
-    /// A process is silent that sends no view for this time.
+    /// Time without a view after which a process counts as silent.
     fn silence(&self) -> Duration {
         MIN_SILENCE.max(MISSED * self.interval())
     }
 
-    /// The time that is judged: some views of each process.
+    /// The time that a judgement covers: at least four views of each process.
     fn window(&self) -> Duration {
         WINDOW.max(4 * self.interval())
     }
 
-    /// A view has come. Older ones than the last of the process are ignored.
+    /// Adds a view. One that is older than the process's last is ignored.
     pub fn add(&mut self, view: View, now: Duration) {
         let id = view.process.id;
         if !self.processes.contains_key(&id) && self.processes.len() >= MAX_PROCESSES {
@@ -192,7 +193,7 @@ impl Collector {
             return;
         }
         if view.connections_open == 0 {
-            // It has closed all: it ends, or has not begun.
+            // It has no connections: it is ending, or has not begun.
             self.processes.remove(&id);
             return;
         }
@@ -207,7 +208,7 @@ impl Collector {
         self.note_ends(id, now);
     }
 
-    /// Notes at which connections the last view of a process shows it, and life at their other ends.
+    /// Notes the connections in a process's last view, and that peers which sent it bytes are alive.
     fn note_ends(&mut self, id: u64, now: Duration) {
         let unheard_since = now.saturating_sub(BUFFERED + self.interval());
         let last = self.processes.get(&id).and_then(|known| known.views.back());
@@ -231,7 +232,7 @@ impl Collector {
         }
     }
 
-    /// Judges what is known now, which is to be done once a second.
+    /// Judges the job now. To be called once a second.
     pub fn judge(&mut self, now: Duration) -> &Verdict {
         self.forget(now);
         let (job, ids) = self.job(now);
@@ -250,7 +251,7 @@ impl Collector {
         &self.verdict
     }
 
-    /// Leaves of a judgement what is certain.
+    /// Keeps only confirmed suspects in a judgement.
     fn confirm(&self, found: &mut Verdict) {
         let told: Vec<Suspect> = self
             .suspicions
@@ -259,7 +260,7 @@ impl Collector {
             .map(|suspicion| suspicion.suspect.clone())
             .collect();
         if let Some(first) = told.first() {
-            // Also if it is not over yet, or somebody else is named for the first time.
+            // Even if this judgement names nobody, or somebody else for the first time.
             (found.outcome, found.text) = (Outcome::Suspect, sentence(first, found.ranks as usize));
         } else if found.outcome == Outcome::Suspect {
             found.outcome = Outcome::Nobody;
@@ -274,12 +275,12 @@ impl Collector {
         &self.verdict
     }
 
-    /// Who waited for what, of the last minutes.
+    /// Who waited for what in the last minutes.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
     }
 
-    /// The identifier of the process that collects.
+    /// This collector's process identifier.
     pub fn id(&self) -> u64 {
         self.id
     }
@@ -296,14 +297,14 @@ impl Collector {
         self.ends.retain(|_, ends| now < last(ends) + CONNECTION_FORGOTTEN);
     }
 
-    /// Takes out of these those that others may wait for, directly or through silent ones: the others have connections to them.
+    /// Removes from `silent` the processes that live ones have connections to, directly or through silent ones, and may wait for.
     fn keep_waited_for(&self, silent: &mut HashSet<u64>, now: Duration) {
         let since = now.saturating_sub(self.window());
         let mut waited_for = Vec::new();
         let mut neighbours: HashMap<u64, Vec<u64>> = HashMap::new();
         for ends in self.ends.values() {
             if let Some(end) = (0..2).find(|end| ends.is_silent(*end, since)) {
-                // Nobody has said which connections the predecessor has: it may have those without another end.
+                // The predecessor's connections are unknown. It may be the missing end of this one.
                 waited_for.extend(ends.processes[end].or(self.predecessor));
             }
             if let [Some(one), Some(other)] = ends.processes
@@ -321,7 +322,7 @@ impl Collector {
         }
     }
 
-    /// What is known of the last seconds, and the identifiers of its members.
+    /// Merges the views of the last seconds into a job. Also returns the identifiers of its members.
     fn job(&self, now: Duration) -> (Job, Vec<u64>) {
         let begin = now.saturating_sub(self.window());
         let silence = self.silence();
@@ -348,7 +349,7 @@ impl Collector {
                 uncalled: share(sum(&|view| view.uncalled)),
                 usual_excess: known.usual.known(),
                 uncalled_for: last.map_or(0.0, |view| f64::from(view.uncalled_for) / 1e3),
-                // A pause, as by a checkpoint, is in one view or two. Whoever lacks a processor is late in most of them.
+                // The median, because a pause such as a checkpoint shows in one or two views, and a lack of CPU in most.
                 starved: median(recent().map(|view| {
                     (f64::from(view.starved) / f64::from(view.window.max(1))).min(1.0)
                 })),
@@ -372,7 +373,7 @@ impl Collector {
         }
         let mut links: HashMap<u64, Link> =
             links.into_iter().map(|(id, gathered)| (id, gathered.link())).collect();
-        // Nobody has said which connections its predecessor has: those that stand still and have no other end may be.
+        // The predecessor's connections are unknown. It may be the missing end of connections that stand still.
         let predecessor = self.predecessor.and_then(|id| at.get(&id)).copied();
         if let Some(it) = predecessor.filter(|it| members[*it].silent_for.is_some()) {
             for link in links.values_mut().filter(|link| !link.moves) {
@@ -387,7 +388,8 @@ impl Collector {
         for link in
             links.values_mut().filter(|link| link.to.is_none() || link.unacknowledged <= 0.0)
         {
-            // The receiver says nothing, or has a card that tells of whole messages only: the sender knows for what it has no buffer.
+            // Without the receiver's view, or with a device that reports whole messages only, the sender's count of missing buffers
+            // stands in.
             link.unposted = link.unposted.max(link.refused);
         }
         let mut links: Vec<(u64, Link)> = links.into_iter().collect();
@@ -395,7 +397,7 @@ impl Collector {
         (Job { window, members, links: links.into_iter().map(|(_, link)| link).collect() }, ids)
     }
 
-    /// Adds what one end of a connection has seen.
+    /// Adds one end's view of a connection.
     fn add_end(
         &self,
         links: &mut HashMap<u64, Gathered>,
@@ -406,7 +408,7 @@ impl Collector {
         covered: f64,
     ) {
         let share = |time: u32| share(time.into());
-        // Those that are too many are not noted.
+        // Connections beyond the maximum have no entry.
         let Some(ends) = self.ends.get(&connection.id) else { return };
         let gathered = links.entry(connection.id).or_insert_with(|| {
             let [from, to] = ends.processes;
@@ -438,7 +440,7 @@ impl Collector {
         link.is_unanswered |= connection.is_unanswered;
     }
 
-    /// Follows how late each process usually is, while the job works and the process is not suspected.
+    /// Updates each process's usual lateness while the job works and the process is not suspected.
     fn learn(&mut self, job: &Job, ids: &[u64]) {
         let ranks = job.members.iter().zip(job.ranks()).filter(|(_, is_rank)| *is_rank);
         let middle = median(ranks.map(|(member, _)| member.uncalled));
@@ -459,7 +461,7 @@ impl Collector {
         }
     }
 
-    /// A verdict names who is named again and again, and until that is over for as long.
+    /// Updates the suspicions: a suspect is reported once enough judgements named it, and dropped once enough omitted it.
     fn weigh(&mut self, named: &[Suspect], now: Duration) {
         for suspicion in &mut self.suspicions {
             match named.iter().find(|suspect| suspect.is_same(&suspicion.suspect)) {
@@ -488,13 +490,13 @@ impl Collector {
                 });
             }
         }
-        // In the order in which they came: shares that change places would look like news.
+        // Oldest first: sorting by share would reorder them from verdict to verdict and look like news.
         self.suspicions.sort_by_key(|suspicion| suspicion.since);
     }
 }
 
 impl Suspicion {
-    /// Number of judgements in a row after which it is over.
+    /// Number of consecutive judgements that may omit it before it is dropped.
     fn may_miss(&self) -> u32 {
         match (self.suspect.class, self.is_told) {
             (Class::Late, _) if self.suspect.may_pass => PAUSES,
@@ -504,7 +506,7 @@ impl Suspicion {
     }
 }
 
-/// What the first members did most, for the timeline.
+/// The main state of each of the first members, for the timeline.
 fn moment(job: &Job, now: Duration) -> Moment {
     let count = job.members.len().min(MAX_ROWS);
     let (mut wire, mut peer) = (vec![0.0_f64; count], vec![0.0_f64; count]);

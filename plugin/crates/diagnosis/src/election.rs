@@ -1,8 +1,7 @@
-//! Which process of a job collects the views.
+//! Elects the process of a job that collects the views: the lowest rank that is alive.
 //!
-//! Processes know only their neighbours, those that they have connections with. The lowest rank among all that are alive is to
-//! collect. Each process tells its neighbours of the best candidate that it knows. A candidate counts its own beats, and one
-//! whose beats do not go on is forgotten, so that a process that has stopped loses the office.
+//! Processes know only the neighbours that they have connections with. Each tells its neighbours of the best candidate that it
+//! knows. A candidate counts its own heartbeats. A process drops a candidate whose heartbeats stop.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -10,11 +9,11 @@ use std::time::Duration;
 /// Encoded length of a [`Candidate`], in bytes.
 pub const CANDIDATE_BYTES: usize = 4 + 8 + 16 + 2 + 8;
 
-/// How long a candidate stays without a new beat.
+/// A candidate is dropped after this time without a new heartbeat.
 pub const MAX_SILENCE: Duration = Duration::from_secs(5);
-/// A process that has not beaten for so long was stopped itself, and has heard nobody.
+/// A process that has not beaten for this long was itself stopped, so the others' silence proves nothing.
 const PAUSE: Duration = Duration::from_secs(3);
-/// How long one that has fallen silent is not elected again.
+/// How long a dropped candidate cannot be elected again.
 const PENALTY: Duration = Duration::from_secs(30);
 const MAX_PENALTIES: usize = 16;
 
@@ -68,36 +67,36 @@ impl Candidate {
 pub struct Election {
     me: Candidate,
     best: Candidate,
-    /// When a new beat of the best one came.
+    /// When the best candidate's last new heartbeat came.
     seen: Duration,
-    /// When this process beat last.
+    /// When this process last beat.
     beaten: Duration,
-    /// Those that fell silent, and when.
+    /// Identifiers of dropped candidates, and when each was dropped.
     penalties: Vec<(u64, Duration)>,
 }
 
 impl Election {
-    /// This process is a candidate. Times count from any moment.
+    /// Starts with this process as the only candidate. All times count from the same arbitrary moment.
     pub fn new(me: Candidate, now: Duration) -> Self {
         Self { me, best: me, seen: now, beaten: now, penalties: Vec::new() }
     }
 
-    /// The collector, as far as is known.
+    /// The best candidate known.
     pub fn collector(&self) -> Candidate {
         self.best
     }
 
-    /// This process.
+    /// This process as a candidate.
     pub fn me(&self) -> Candidate {
         self.me
     }
 
-    /// Whether this process is it.
+    /// Whether this process is the collector.
     pub fn is_collector(&self) -> bool {
         self.best.id == self.me.id
     }
 
-    /// A neighbour has named its best candidate. Returns whether that is news, which the other neighbours should get.
+    /// Handles a neighbour's best candidate. Returns whether it is news to pass on to the other neighbours.
     pub fn heard(&mut self, candidate: Candidate, now: Duration) -> bool {
         if candidate.id == self.me.id || self.is_penalized(candidate.id, now) {
             return false;
@@ -114,14 +113,14 @@ impl Election {
         news
     }
 
-    /// This process has answered a view, so it is alive and collects: its beats need not come through others.
+    /// Notes that this process answered a view: it is alive and collects, so its heartbeats need not come through neighbours.
     pub fn answered(&mut self, id: u64, now: Duration) {
         if id == self.best.id {
             self.seen = now;
         }
     }
 
-    /// Whether this process has fallen silent as a collector, not long ago.
+    /// Whether this process was dropped as a candidate less than [`PENALTY`] ago.
     pub fn has_deposed(&self, id: u64, now: Duration) -> bool {
         self.is_penalized(id, now)
     }
@@ -130,8 +129,8 @@ impl Election {
         self.penalties.iter().any(|(other, since)| *other == id && now < *since + PENALTY)
     }
 
-    /// A second has passed: beats, and forgets a candidate that has fallen silent. Returns the candidate to tell the
-    /// neighbours of, if it is this process or has just changed.
+    /// Beats, and drops a silent candidate. To be called once a second. Returns the candidate to announce to the neighbours if
+    /// it is this process or has just changed.
     pub fn beat(&mut self, now: Duration) -> Option<Candidate> {
         self.me.beat += 1;
         if now >= self.beaten + PAUSE {
@@ -165,7 +164,7 @@ mod tests {
         Candidate { rank, id: 100 - u64::from(rank), address, beat: 0 }
     }
 
-    /// A ring of processes; those that are stopped neither beat nor pass anything on.
+    /// A ring of processes. Stopped ones neither beat nor pass anything on.
     struct Ring {
         all: Vec<Election>,
         stopped: Vec<bool>,

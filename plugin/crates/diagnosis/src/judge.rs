@@ -1,28 +1,18 @@
-//! The judgement: a pure function of what all processes have seen in the same time.
+//! Finds what a job's waits come from: a pure function of what all processes saw in the same window.
 
+use crate::found::{Found, MIN_SHARE};
 use crate::job::Job;
 use crate::late::late;
 use crate::slow::slow;
-use crate::verdict::{Class, Outcome, Place, Suspect, Verdict};
-use crate::view::Process;
+use crate::verdict::{Class, Outcome, Suspect, Verdict};
 use crate::waits::Waits;
 
-/// Waits below this share of the time are nobody's fault.
-pub(crate) const MIN_SHARE: f64 = 0.10;
-/// Maximum number of suspects that are named.
+/// Maximum number of suspects in a verdict.
 pub(crate) const MAX_SUSPECTS: usize = 2;
-/// The share of processes that must be known to name anybody.
+/// Minimum share of ranks that must have reported before anybody is named.
 const MIN_KNOWN: f64 = 0.5;
 
-/// A suspect, and the members that it holds up first.
-pub(crate) struct Found {
-    pub(crate) suspect: Suspect,
-    pub(crate) holds: Vec<usize>,
-    /// Whether `holds` begins with the member that it is about, which is not said to wait for itself.
-    pub(crate) is_member: bool,
-}
-
-/// Finds what the waits of a job come from. The time grows with the members and their connections, and not faster.
+/// Finds what the waits of a job come from. Takes time linear in the members and their connections.
 pub fn judge(job: &Job) -> Verdict {
     let ranks = job.ranks();
     let count = ranks.iter().filter(|is_rank| **is_rank).count();
@@ -38,7 +28,7 @@ pub fn judge(job: &Job) -> Verdict {
     let mut found = late;
     found.extend(slow(job, &is_late));
     found.sort_by(|a, b| b.suspect.share.total_cmp(&a.suspect.share));
-    // What the worst one causes makes others look slow too: a second one has to be as clear.
+    // The worst suspect makes others look slow too, so a second one must stand out as clearly.
     let worst = found.first().map_or(0.0, |found| found.suspect.share);
     found.retain(|Found { suspect, .. }| suspect.share >= worst / 3.0 && suspect.confidence >= 0.5);
     found.truncate(MAX_SUSPECTS);
@@ -91,23 +81,15 @@ pub(crate) fn sentence(suspect: &Suspect, ranks: usize) -> String {
     }
 }
 
-pub(crate) fn place(process: &Process, device: &str) -> Place {
-    Place {
-        rank: process.rank,
-        host: process.host.clone(),
-        pod: process.pod.clone(),
-        device: device.to_owned(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::job::{Link, Member};
     use crate::verdict::Direction;
+    use crate::view::Process;
 
-    /// An all-to-all of four hosts, whose connections lose what `retransmits` says, a second. Where they lose more than one,
-    /// bytes take 1.1 times as long.
+    /// An all-to-all of four hosts. `retransmits` gives each connection's retransmitted segments per second. Bytes take 1.1
+    /// times as long on connections that retransmit more than one.
     fn job(retransmits: impl Fn(usize, usize) -> f64) -> Job {
         let members = (0..4).map(|rank| Member {
             process: Process { rank: Some(rank), host: format!("n{rank}"), ..Process::default() },

@@ -1,19 +1,19 @@
 //! Ranks that are late: the others wait for them, and they wait for nobody.
 
+use crate::found::{Found, MIN_SHARE, place};
 use crate::job::{Job, Link, Member};
-use crate::judge::{Found, MIN_SHARE, place};
 use crate::median::Sorted;
 use crate::verdict::{Class, Suspect};
 use crate::waits::Waits;
 
-/// A process is late that has not called for this much more of the time than the others, and than it used to.
+/// Minimum share of time without a call, above both the other ranks' and the process's own past, to count as late.
 const MIN_LATENESS: f64 = 0.08;
-/// A process that has not called for so long is stuck, whatever it used to do, in seconds.
+/// Seconds without a call after which a process counts as stuck, whatever it did in the past.
 const STUCK: f64 = 5.0;
-/// A process whose threads get the CPU so much later than the others', as a share of the time.
+/// Minimum scheduling delay above the other ranks', as a share of the time, to count as starved of CPU.
 const MIN_STARVED: f64 = 0.20;
 
-/// Processes that others wait for and that wait for nobody themselves. Each holds up itself first.
+/// Finds processes that others wait for while they wait for nobody. Each is the first member that it holds up.
 pub(crate) fn late(job: &Job, waits: &Waits) -> Vec<Found> {
     let members = &job.members;
     let uncalled =
@@ -30,7 +30,7 @@ pub(crate) fn late(job: &Job, waits: &Waits) -> Vec<Found> {
     for (at, member) in members.iter().enumerate().filter(|(at, _)| waits.ranks[*at]) {
         let usual = all_uncalled.median_without(member.uncalled);
         let starved = member.starved - all_starved.median_without(member.starved);
-        // A stage of a pipeline may always compute longer than others: late is who has become late, or is stuck.
+        // A pipeline stage may always compute longer than the others. Only a change, or being stuck, counts.
         let excess = uncalled(member) - usual;
         let before = member.usual_excess.unwrap_or(excess).max(0.0);
         let mut lateness = excess - before;
@@ -46,17 +46,17 @@ pub(crate) fn late(job: &Job, waits: &Waits) -> Vec<Found> {
         );
         if let Some(silent) = member.silent_for {
             if links().any(|link| link.is_unanswered) {
-                continue; // its host does not answer either: the network
+                continue; // its host does not answer either, so the network is at fault
             }
             if member.is_unheard || links().any(|link| link.moves) {
                 continue;
             }
             let longest = links().map(|link| link.outstanding_for).fold(0.0, f64::max);
             if longest < 1.0 {
-                continue; // nobody waits for it: it may have ended
+                continue; // nobody waits for it, so it may have ended
             }
             lateness = (longest / job.window).min(1.0);
-            // TCP tells whether the host answers, and RDMA does not for long.
+            // TCP shows whether the host answers. RDMA does so only for a short time.
             let is_tcp = links().any(|link| link.round_trip > 0.0 || link.unacknowledged > 0.0);
             let why = match is_tcp {
                 true => ", while its host does: stopped, or out of CPU",

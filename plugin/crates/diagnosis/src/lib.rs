@@ -2,13 +2,14 @@
 //!
 //! Each process of a job sees how long it waits on each of its connections, and whether for the peer or for the wire
 //! ([`View`]). One process, the *collector* ([`election`]), gets the views of all ([`Collector`]), and [`judge()`] finds what the
-//! waits come from. Waits propagate: in a ring, everybody waits for the rank before. So the function follows who waits for
-//! whom to a process that waits for nobody and has not called, or to a connection whose bytes are under way too long.
+//! waits come from. Waits propagate: in a ring, every rank waits for the one before it. So the function follows the waits until
+//! it finds a process that waits for nobody and has not called, or a connection whose bytes take too long.
 //!
-//! Nothing here has sockets or clocks: time is a parameter.
+//! Nothing here uses sockets or clocks: time is a parameter.
 
 mod collector;
 pub mod election;
+mod found;
 mod job;
 mod judge;
 mod late;

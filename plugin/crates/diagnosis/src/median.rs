@@ -1,6 +1,6 @@
-//! Middles of numbers.
+//! Medians.
 
-/// The middle value; 0 if there is none.
+/// The median; 0 without values.
 pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
@@ -12,7 +12,7 @@ pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
     }
 }
 
-/// Numbers in order, of which one at a time can be left out.
+/// Sorted numbers, for statistics that leave one of them out.
 pub(crate) struct Sorted(Vec<f64>);
 
 impl Sorted {
@@ -22,7 +22,7 @@ impl Sorted {
         Self(numbers)
     }
 
-    /// The middle one of the others; 0 if there is none.
+    /// The median of all other numbers; 0 if there are none.
     pub(crate) fn median_without(&self, number: f64) -> f64 {
         let left_out = self.0.partition_point(|other| other.total_cmp(&number).is_lt());
         let count = self.0.len().saturating_sub(1);
@@ -34,7 +34,7 @@ impl Sorted {
         }
     }
 
-    /// The largest one of the others; 0 if there is none.
+    /// The largest of all other numbers; 0 if there are none.
     pub(crate) fn max_without(&self, number: f64) -> f64 {
         match self.0[..] {
             [.., second, last] => {

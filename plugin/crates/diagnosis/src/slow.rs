@@ -1,40 +1,41 @@
-//! Cards and paths that are slow: bytes are under way longer there than on others.
+//! Slow cards and paths: bytes take longer there than elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::found::{Found, MIN_SHARE, place};
 use crate::job::{Job, Link};
-use crate::judge::{Found, MIN_SHARE, place};
 use crate::median::median;
 use crate::verdict::{Class, Direction, Suspect};
 
-/// A connection is slow if its bytes are under way so many times longer than the others'.
+/// A connection is slow if its bytes take this many times as long as the others'.
 const SLOW: f64 = 1.6;
-/// A card is slow too if the middle one of its connections is so many times slower, most of them are at least a little, and there
-/// are some. A delay is less to connections that carry more at a time, so few may be slow by themselves.
+/// A card is also slow if its median connection is [`DELAYED`] times as slow as usual, most of its connections are at least
+/// [`SLIGHTLY_SLOW`], and it has at least [`MIN_PEERS`] peers. A delay costs less on connections that carry more at a time, so
+/// few of them may be slow by themselves.
 const DELAYED: f64 = 1.3;
 const SLIGHTLY_SLOW: f64 = 1.15;
 const MIN_PEERS: usize = 3;
-/// They are slower alike: the slowest one is no more than so many times slower than the middle one.
+/// Maximum ratio of such a card's slowest connection to its median one: a delay slows all of them alike.
 const MAX_SPREAD: f64 = 1.8;
-/// A round trip is long if it is so many times the others', and this much longer, in seconds.
+/// A round trip is long if it exceeds the others' by this factor and by this many seconds.
 const LONG_TRIP: (f64, f64) = (3.0, 0.001);
-/// A long round trip is nobody's fault if its bytes are not under way so many times longer: a queue of one's own does that.
+/// A long round trip counts only if bytes also take this many times as long: a sender's own queue lengthens round trips too.
 const LONG_TRIP_PACE: f64 = 1.2;
-/// A connection loses packets if it is this share of them, and so many times what is usual in the job.
+/// A connection is lossy above this share of its packets and above this many times the job's median.
 const LOSSY: (f64, f64) = (0.003, 4.0);
-/// A flow that is not answered is nobody's fault if bytes of its connection are not under way so many times longer.
+/// An unanswered flow counts only if its connection's bytes take this many times as long.
 const UNANSWERED_PACE: f64 = 1.2;
-/// Losses are nobody's fault if bytes are not under way so many times longer: a full queue drops some, and TCP fills it.
+/// Losses count only if bytes take this many times as long: TCP fills queues, and a full queue drops packets.
 const LOSSY_PACE: f64 = 1.05;
-/// Fewer retransmitted segments than that in the window are chance.
+/// Fewer retransmitted segments in the window count as chance.
 const MIN_RETRANSMITS: f64 = 8.0;
-/// The share of a card's connections that must be slow for the card to be.
+/// Minimum share of a card's connections that must be slow for the card to be slow.
 const MOST: f64 = 0.7;
-/// A card is crowded if it carries more than so many times what the middle one does. TCP shares such a card unevenly.
+/// A card is crowded if it carries more than this many times the median card's bytes. TCP shares such a card unevenly.
 const CROWDED: f64 = 2.5;
-/// Cards that carry less than this share of what the busiest one does are not counted for that.
+/// Cards below this share of the busiest card's bytes are left out of that median.
 const MIN_CARRIED: f64 = 0.1;
-/// A connection of a crowded card is slow from so many times on: the last one of a gather has to find its rate again.
+/// A connection of a crowded card is slow only above this factor: the last connection of a gather must find its rate again.
 const CROWDED_SLOW: f64 = 4.0;
 
 /// The end of a connection: a card of a host, in one direction.
@@ -56,22 +57,22 @@ type Known<'a> = (usize, &'a Link, usize, usize);
 struct Group {
     links: Vec<usize>,
     slow: Vec<usize>,
-    /// Those, and others that are a little slower.
+    /// Superset of `slow`: connections that are at least a little slower than usual.
     slower: Vec<usize>,
 }
 
-/// How long bytes of a connection are under way.
+/// How long a connection's bytes take.
 #[derive(Clone, Copy, Default)]
 struct Pace {
-    /// How long a byte takes, were it alone on its cards; `None`: it carries nothing. A card that many send to at once is not slow
-    /// because of that.
+    /// Time per byte if the connection were alone on its cards, so that a card which many send to at once does not look slow.
+    /// `None` if it carries nothing.
     of_a_byte: Option<f64>,
     /// Whether its sender's card is crowded, and its receiver's.
     crowded: [bool; 2],
 }
 
 impl Pace {
-    /// Whether it is that many times longer than usual.
+    /// Whether it exceeds the usual time by this factor.
     fn is_longer(self, times: f64, usual: f64) -> bool {
         self.of_a_byte.is_none_or(|its| its > times * usual)
     }
@@ -93,9 +94,9 @@ fn paces(job: &Job) -> Vec<Pace> {
         cards.values().map(|numbers| carried(numbers)).filter(|rate| *rate > MIN_CARRIED * most),
     );
     let under_way = |number: usize| job.links[number].under_way();
-    // The number of connections that share the busier one of its cards with it, as far as they are busy for half as long.
+    // Number of connections that share its busier card, each counted up to half of this connection's busy time.
     let mut sharing = vec![1.0_f64; job.links.len()];
-    // What its crowded card carries a second, while bytes of it are under way.
+    // Bytes per second that its crowded card carries while this connection has bytes under way.
     let mut beside = vec![0.0_f64; job.links.len()];
     let mut crowded = vec![[false; 2]; job.links.len()];
     for (end, mut numbers) in cards {
@@ -113,7 +114,7 @@ fn paces(job: &Job) -> Vec<Pace> {
                 sharing[*number] = sharing[*number].max(busy);
             }
         }
-        // The bytes of those that are under way for less long, and the part of others' that is under way meanwhile.
+        // All bytes of connections that are busy for less time, and the overlapping part of the others' bytes.
         let per_share = |number: usize| match under_way(number) {
             share if share > 0.0 => job.links[number].rate / share,
             _ => 0.0,
@@ -137,11 +138,11 @@ fn paces(job: &Job) -> Vec<Pace> {
     job.links.iter().enumerate().map(pace).collect()
 }
 
-/// Which connections may be slow because TCP shares a crowded card unevenly. Not those of a card whose connections are mostly slow,
-/// to several hosts: the cards of all these do not happen to be shared out to its disadvantage.
+/// Which connections may be slow because TCP shares a crowded card unevenly. A card whose connections to several hosts are mostly
+/// slow has no such excuse: uneven sharing would not hit it at all of them.
 fn shared_unevenly(job: &Job, links: &[Known<'_>], paces: &[Pace], usual: f64) -> Vec<bool> {
     let mut uneven: Vec<bool> = paces.iter().map(|pace| pace.crowded != [false; 2]).collect();
-    // Of each card that is not crowded itself, its connections to crowded ones, and the hosts of these.
+    // For each card that is not crowded: its connections to crowded cards, and the hosts of those cards.
     let mut cards: BTreeMap<End<'_>, (Vec<usize>, BTreeSet<&str>)> = BTreeMap::new();
     for (number, link, from, to) in links.iter().filter(|(number, ..)| uneven[*number]) {
         let ends = ends_of(job, link, *from, *to);
@@ -165,7 +166,7 @@ fn shared_unevenly(job: &Job, links: &[Known<'_>], paces: &[Pace], usual: f64) -
     uneven
 }
 
-/// Cards and paths on which bytes are under way longer than on others. Processes that are late explain the waits for them.
+/// Finds cards and paths where bytes take longer than elsewhere. Waits for late processes are not counted.
 pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
     let links: Vec<Known<'_>> = job
         .links
@@ -187,7 +188,7 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
             && link.loss() >= LOSSY.0.max(LOSSY.1 * loss)
             && is_slower(number, LOSSY_PACE)
     };
-    // One flow of several may lie dead for a while, and the others carry all.
+    // One dead flow does no harm while the other flows carry everything.
     let is_dead = |number: usize| {
         job.links[number].is_unanswered && is_slower(number, limit(number, UNANSWERED_PACE))
     };
@@ -201,7 +202,7 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
     };
     let is_slow = |number: usize, from: usize, to: usize| {
         let link = &job.links[number];
-        // A process that gets no CPU does not read either.
+        // A late process may lack CPU, and then it does not read either.
         if is_late[from] || is_late[to] {
             return false;
         }
@@ -214,7 +215,7 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
         if slow {
             all_slow.push((*number, *link, *from, *to));
         }
-        // One that carries nothing says nothing about its card.
+        // An idle connection proves nothing about its card.
         if !slow && link.rate <= 0.0 && link.pending <= 0.0 {
             continue;
         }
@@ -236,7 +237,7 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
     }
     let are_most =
         |part: &[usize], group: &Group| part.len() as f64 >= MOST * group.links.len() as f64;
-    // Peers: with only one, its card could as well be the slow one.
+    // With a single peer, the peer's card could just as well be the slow one.
     let peers = |end: &End<'_>| {
         let other = |number: &usize| {
             let link = &job.links[*number];
@@ -253,7 +254,7 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
         .filter(|(_, group)| !group.slow.is_empty() && are_most(&group.slow, group))
         .map(|(end, _)| (*end, peers(end)))
         .collect();
-    // Only the worst one, as what it delays makes others look slow.
+    // Only the worst card: its delays make others look slow.
     let delayed = ends
         .iter()
         .filter(|(_, group)| cards.is_empty() && are_most(&group.slower, group))
@@ -262,11 +263,11 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
             let both = group.links.iter().chain(back.iter().flat_map(|back| &back.links));
             let its = median(group.links.iter().filter_map(|number| paces[*number].of_a_byte));
             let longest = both.filter_map(|number| paces[*number].of_a_byte).fold(0.0, f64::max);
-            // One path may be much slower than the rest, which it holds up a little.
+            // Not if one path is much slower than the rest and merely holds them up a little.
             (its >= DELAYED * pace && longest <= MAX_SPREAD * its).then_some((its, end))
         })
         .filter(|(_, end)| peers(end) >= MIN_PEERS)
-        // A connection that is slow elsewhere holds up the others, too.
+        // Not if a connection of another card is slow: it would hold up these as well.
         .filter(|(_, end)| {
             all_slow.iter().all(|(_, link, from, to)| {
                 let is_its = |other: &End<'_>| (other.host, other.device) == (end.host, end.device);
@@ -330,7 +331,7 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
         }
         slow.iter().for_each(|number| explained[*number] = true);
         if delayed == Some(*end) {
-            // Both directions have the delay.
+            // A delay shows in both directions.
             let back = End { sends: !end.sends, ..*end };
             let back = ends.get(&back).map(|group| group.slow.as_slice()).unwrap_or_default();
             back.iter().for_each(|number| explained[*number] = true);
@@ -350,10 +351,10 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
             confidence: 0.5 + 0.5 * margin,
             evidence,
         };
-        // That a host waits for its own card, the place says.
+        // The suspect's own host also waits; the place already names it.
         let mut holds = vec![member];
         holds.extend(ends_held(&slow).into_iter().filter(|at| *at != member));
-        // Both directions of one card are one fault.
+        // Merge the two directions of a card into one suspect.
         let place = (&suspect.place.host, &suspect.place.device);
         let other = found
             .iter_mut()
@@ -367,7 +368,7 @@ pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
             None => found.push(Found { suspect, holds, is_member: true }),
         }
     }
-    // What no card explains is between two hosts.
+    // Slow connections that no card explains lie between two hosts.
     let mut paths: BTreeMap<(&str, &str), Vec<Between>> = BTreeMap::new();
     for (number, _, from, to) in &all_slow {
         if !explained[*number] {
@@ -415,7 +416,7 @@ fn ends_of<'a>(job: &'a Job, link: &'a Link, from: usize, to: usize) -> [End<'a>
     ]
 }
 
-/// The process at this end of the first of these connections.
+/// The member at this end of the first of these connections.
 fn member_at(job: &Job, links: &[usize], end: &End<'_>) -> Option<usize> {
     let link = &job.links[*links.first()?];
     if end.sends { link.from } else { link.to }

@@ -1,4 +1,4 @@
-//! A picture of a job: what each rank waited for, when.
+//! A picture of what each rank of a job waited for over time.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -7,9 +7,9 @@ use std::time::Duration;
 use crate::verdict::Verdict;
 use crate::view::Process;
 
-/// Judgements that are kept: ten minutes.
+/// Number of judgements kept: ten minutes.
 const MAX_MOMENTS: usize = 600;
-/// Maximum number of processes that are kept, the rows of a picture.
+/// Maximum number of processes, which are the rows of the picture.
 pub(crate) const MAX_ROWS: usize = 64;
 
 const CELL: usize = 2;
@@ -19,7 +19,7 @@ const LEGEND: usize = 160;
 const LEFT: usize = 150;
 const TOP: usize = 46;
 
-/// What a process did most in some seconds.
+/// What a process did most of the time in one window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// It had no request.
@@ -28,7 +28,7 @@ pub(crate) enum State {
     Peer,
     /// It waited for bytes under way.
     Wire,
-    /// Nothing came from it.
+    /// It sent no views.
     Silent,
 }
 
@@ -45,7 +45,7 @@ impl State {
     }
 }
 
-/// What all processes did at a time.
+/// The state of all processes at one judgement.
 #[derive(Clone, Debug)]
 pub(crate) struct Moment {
     pub(crate) at: Duration,
@@ -66,7 +66,7 @@ impl Timeline {
         self.moments.push_back((moment, String::new()));
     }
 
-    /// The verdict on the last moment.
+    /// Notes the verdict on the last moment.
     pub(crate) fn tell(&mut self, verdict: &Verdict) {
         if let (Some((_, words)), Some(suspect)) =
             (self.moments.back_mut(), verdict.suspects.first())
@@ -75,7 +75,7 @@ impl Timeline {
         }
     }
 
-    /// As an SVG picture: a row for each process, a column for each judgement, and above them who was suspected.
+    /// Draws an SVG picture with a row for each process, a column for each judgement, and the suspects above.
     pub fn svg(&self) -> String {
         let Some((last, _)) = self.moments.back() else { return String::new() };
         let rows: Vec<&Process> = last.states.iter().map(|(process, _)| process).collect();
@@ -143,7 +143,7 @@ impl Timeline {
         }
     }
 
-    /// Runs of moments with the same value: where they begin, how many they are, and the value.
+    /// Run-length encodes a value over the moments: start, length and value of each run.
     fn runs(&self, value: impl Fn(&Moment, &str) -> Option<String>) -> Vec<(usize, usize, String)> {
         let mut runs: Vec<(usize, usize, String)> = Vec::new();
         for (at, (moment, words)) in self.moments.iter().enumerate() {

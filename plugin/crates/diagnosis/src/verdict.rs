@@ -1,4 +1,4 @@
-//! What is found, in numbers and in words.
+//! The result of a judgement, as data and as text.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,59 +9,59 @@ pub const MAX_JSON: usize = 900;
 const MAX_TEXT: usize = 300;
 const MAX_EVIDENCE: usize = 160;
 
-/// What the waits of a job come from.
+/// Why a job's ranks wait.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// The process that has judged, in hexadecimal digits.
+    /// Identifier of the process that judged, in hexadecimal.
     #[serde(default)]
     pub collector: String,
-    /// Its host.
+    /// That process's host.
     #[serde(default)]
     pub collector_host: String,
-    /// Grows with each verdict of a collector.
+    /// Sequence number of the collector's verdicts.
     #[serde(default)]
     pub seq: u64,
-    /// Number of processes of which something is known.
+    /// Number of ranks that the collector knows of.
     pub ranks: u32,
-    /// The time judged, in seconds.
+    /// Length of the window that was judged, in seconds.
     pub window_s: f64,
-    /// What kind of verdict it is.
+    /// The kind of verdict.
     pub outcome: Outcome,
-    /// In words.
+    /// The verdict as a sentence.
     pub text: String,
-    /// The guilty, the worst first; at most two.
+    /// At most two suspects.
     pub suspects: Vec<Suspect>,
 }
 
-/// What kind of verdict it is.
+/// The kind of a verdict.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
-    /// Ranks wait for those named.
+    /// Ranks wait for the suspects.
     Suspect,
-    /// Ranks wait, all alike.
+    /// All ranks wait alike.
     Nobody,
-    /// Ranks wait, and the views do not say for whom.
+    /// Ranks wait, and too few views came to tell for whom.
     Unknown,
-    /// Nobody waits much.
+    /// No rank waits much.
     #[default]
     Quiet,
 }
 
-/// What is slow.
+/// The kind of a suspect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
-    /// A process has not called: it computes, is stuck or stopped, or gets too little CPU.
+    /// A process that does not call: it computes, is stuck or stopped, or gets too little CPU.
     Late,
     /// A card of one host.
     Link,
-    /// What is between two hosts, or one end of it that cannot be told from the other.
+    /// The path between two hosts, or a card at one of its ends that cannot be told from the other.
     Path,
 }
 
 impl Class {
-    /// As in JSON and metrics.
+    /// The name in JSON and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Late => "late",
@@ -71,7 +71,7 @@ impl Class {
     }
 }
 
-/// In which direction a card is slow.
+/// The direction in which a card is slow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
@@ -83,10 +83,10 @@ pub enum Direction {
     Both,
 }
 
-/// A process, and perhaps its card.
+/// A process, or one of its cards.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Place {
-    /// The rank; of several on the host, one.
+    /// The rank, or one of the ranks that use the card.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub rank: Option<u32>,
     /// The host.
@@ -100,7 +100,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// As in `rank 5 on n3`.
+    /// A phrase such as `rank 5 on n3`.
     pub fn words(&self) -> String {
         match self.rank {
             Some(rank) => format!("rank {rank} on {}", self.host),
@@ -109,42 +109,42 @@ impl Place {
     }
 }
 
-/// Who or what is waited for.
+/// The process, card or path that ranks wait for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Suspect {
-    /// What is slow.
+    /// The kind of suspect.
     pub class: Class,
-    /// Where.
+    /// Where it is.
     #[serde(flatten)]
     pub place: Place,
-    /// In which direction, of a card.
+    /// The slow direction of a card.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub direction: Option<Direction>,
-    /// The other end, of a path.
+    /// The other end of a path.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub peer: Option<Place>,
-    /// Of a path: one of its ends' cards may be the slow one as well. No other connection of that card carries anything.
+    /// For a path: the slow part may be the card at either end, because no other connection of that card carries anything.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub or_card: bool,
-    /// It may pass. A path's ends have other connections that are not slow, or a card or path only loses packets: traffic that
-    /// collides or begins looks so for a while.
+    /// Whether it may pass by itself. The path's ends have other connections that are not slow, or only packets are lost: both
+    /// happen for a while when traffic starts or collides.
     #[serde(skip)]
     pub may_pass: bool,
-    /// The share of its time that the job loses to it.
+    /// The share of time that the job loses to it.
     pub share: f64,
-    /// How long it has been so, in seconds.
+    /// How long it has lasted, in seconds.
     pub for_s: f64,
     /// Number of ranks that wait for it, directly or through others.
     pub waiting: u32,
-    /// From 0 to 1.
+    /// Confidence from 0 to 1.
     pub confidence: f64,
     /// The figures behind it.
     pub evidence: String,
 }
 
 impl Suspect {
-    /// Whether both are about the same thing. How far it goes may change: one direction of a card becomes both. So may the rank
-    /// that is named with a card that several use.
+    /// Whether both name the same process, card or path. The direction may differ, and so may the rank of a card that several
+    /// ranks use.
     pub fn is_same(&self, other: &Self) -> bool {
         let place = |suspect: &Self| {
             let end = |place: &Place| (place.host.clone(), place.device.clone());
@@ -154,7 +154,7 @@ impl Suspect {
         place(self) == place(other)
     }
 
-    /// What it is, without figures: a sentence's end.
+    /// A phrase that names it, without figures, to end a sentence with.
     pub fn words(&self) -> String {
         let device = |place: &Place| match place.device.as_str() {
             "" => String::new(),
@@ -187,7 +187,7 @@ impl Suspect {
 }
 
 impl Verdict {
-    /// As one line of JSON in printable ASCII characters, at most [`MAX_JSON`] bytes. What is too long is left out.
+    /// Encodes it as one line of JSON in printable ASCII, at most [`MAX_JSON`] bytes. Parts that do not fit are left out.
     pub fn to_json(&self) -> String {
         let mut short = self.clone();
         short.collector = clean_name(&short.collector);
@@ -205,7 +205,7 @@ impl Verdict {
             }
         }
         loop {
-            // Numbers and strings: it cannot fail.
+            // Serializing numbers and strings cannot fail.
             let json = serde_json::to_string(&short).unwrap_or_default();
             if json.len() <= MAX_JSON {
                 return json;
@@ -217,13 +217,13 @@ impl Verdict {
             } else if !short.text.is_empty() {
                 short.text = cut(&short.text, short.text.len() / 2);
             } else {
-                // Not with names of this length. It must end in any case: another process may have sent it.
+                // Clean names are too short for this. The loop must end even for a verdict that another process sent.
                 short.suspects.clear();
             }
         }
     }
 
-    /// Reads what [`Verdict::to_json`] wrote; `None` when it is nothing like it. Anybody may have sent it.
+    /// Decodes the output of [`Verdict::to_json`]; `None` for anything else. The input is untrusted.
     pub fn from_json(json: &[u8]) -> Option<Self> {
         if json.trim_ascii_end().len() > MAX_JSON {
             return None;
@@ -233,7 +233,7 @@ impl Verdict {
         is_clean.then_some(verdict)
     }
 
-    /// Everything in it that is not a number.
+    /// All strings in it.
     fn texts(&self) -> impl Iterator<Item = &String> {
         let suspects = self.suspects.iter().flat_map(|suspect| {
             let places = std::iter::once(&suspect.place).chain(&suspect.peer);
@@ -244,7 +244,7 @@ impl Verdict {
     }
 }
 
-/// To three decimals. JSON has no infinite numbers.
+/// Rounds to three decimals. Infinite numbers, which JSON lacks, become 0.
 fn rounded(number: f64) -> f64 {
     Some((number * 1000.0).round() / 1000.0).filter(|number| number.is_finite()).unwrap_or_default()
 }
@@ -302,7 +302,7 @@ mod tests {
         assert!(!Verdict::from_json(json.as_bytes()).unwrap().suspects.is_empty());
     }
 
-    /// A process encodes again what another one has told it.
+    /// A process encodes again a verdict that another one sent.
     #[test]
     fn verdict_json_is_short_ascii_whatever_its_names_and_numbers() {
         let mut suspect = suspect(Class::Path);

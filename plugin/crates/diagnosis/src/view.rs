@@ -1,8 +1,8 @@
-//! What one process sees of its connections, and how it is sent.
+//! A process's view of its connections, and its encoding.
 
 /// Maximum number of connections in a view.
 pub const MAX_CONNECTIONS: usize = 24;
-/// Maximum encoded length of a view, in bytes: it fits into one packet.
+/// Maximum encoded length of a view, in bytes, so that it fits into one packet.
 pub const MAX_VIEW_BYTES: usize = 1200;
 
 /// Version of the encoding.
@@ -13,12 +13,12 @@ const MAX_DEVICES: usize = 8;
 const NO_RANK: u32 = u32::MAX;
 const FLAG_SEND: u8 = 1;
 
-/// Who a process is.
+/// A process's identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Process {
     /// Random, chosen when the process starts.
     pub id: u64,
-    /// Its rank in the job, from the environment.
+    /// Its rank in the job, from the environment; `None` without one.
     pub rank: Option<u32>,
     /// The name of its host or node.
     pub host: String,
@@ -26,62 +26,62 @@ pub struct Process {
     pub pod: String,
 }
 
-/// What a process has seen since its last view.
+/// What a process saw since its last view.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
-    /// Who sees it.
+    /// The process that reports.
     pub process: Process,
-    /// Counts the views of this process.
+    /// Sequence number of the process's views.
     pub sequence: u32,
-    /// The time that the view covers, in milliseconds. All times below are within it unless they say otherwise.
+    /// The time that the view covers, in milliseconds. All times below are in milliseconds within it unless noted.
     pub window: u32,
-    /// No connection of the process had a request.
+    /// Time in which no connection of the process had a request.
     pub uncalled: u32,
-    /// How long that has been so now, from before the window too; 0: there are requests.
+    /// Time since the last request, which may exceed the window; 0 if there are requests.
     pub uncalled_for: u32,
-    /// How much later than it asked for the process's own thread ran.
+    /// Scheduling delay of the plugin's own thread.
     pub starved: u32,
-    /// Number of all its connections.
+    /// Number of the process's open connections.
     pub connections_open: u32,
-    /// Names of devices, which connections refer to.
+    /// Names of the devices that connections refer to by index.
     pub devices: Vec<String>,
-    /// Those of [`select_connections`], at most [`MAX_CONNECTIONS`].
+    /// The connections chosen by [`select_connections`], at most [`MAX_CONNECTIONS`].
     pub connections: Vec<ConnectionView>,
 }
 
-/// What one end of a connection has seen. Times are in milliseconds.
+/// What one end of a connection saw. Times are in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConnectionView {
-    /// The same number at both ends.
+    /// Identifier, the same at both ends.
     pub id: u64,
     /// Whether this end sends.
     pub is_sender: bool,
     /// Index of the device.
     pub device: u8,
-    /// Requests were not done.
+    /// Time with unfinished requests.
     pub outstanding: u32,
-    /// Of that, for want of a buffer (a sender) or of a message's first bytes (a receiver).
+    /// Part of `outstanding`: a sender lacked a receive buffer, or a receiver had not got a message's first bytes.
     pub peer: u32,
-    /// Of that, with bytes under way.
+    /// Part of `outstanding`: bytes were under way.
     pub wire: u32,
-    /// A receiver had bytes and no buffer for them.
+    /// Time in which a receiver had bytes but no buffer for them.
     pub unposted: u32,
-    /// Of a sender: bytes were not acknowledged, and the peer's window was not what they waited for; 0: not measured.
+    /// For a sender: time in which bytes were unacknowledged although the peer's window was open; 0 if not measured.
     pub unacknowledged: u32,
-    /// How long the present requests are outstanding, from before the window too; 0: there are none.
+    /// Age of the oldest unfinished request, which may exceed the window; 0 if there is none.
     pub outstanding_for: u32,
     /// Bytes moved, in KiB.
     pub kibibytes: u32,
-    /// The largest smoothed round trip of a flow, in microseconds; 0: not measured.
+    /// The largest smoothed round trip of a flow, in microseconds; 0 if not measured.
     pub round_trip: u32,
-    /// Segments retransmitted.
+    /// Retransmitted segments.
     pub retransmits: u16,
-    /// Whether a flow's last segments are not answered at all, again and again.
+    /// Whether a flow's last segments got no answer although they were sent several times.
     pub is_unanswered: bool,
 }
 
-/// Chooses the connections that a view shows, of more than fit: those that wait longest for each byte, which a verdict may be about,
-/// and as many others, in turn, to compare them with. `turn` counts these from view to view.
+/// Chooses the connections of a view if there are more than fit. Half are the ones that wait longest per byte, which a verdict may
+/// name. The other half rotates through the rest, for comparison. `turn` keeps the position of the rotation from view to view.
 pub fn select_connections<T>(
     mut all: Vec<(ConnectionView, T)>,
     turn: &mut usize,
@@ -103,7 +103,7 @@ pub fn select_connections<T>(
     all
 }
 
-/// Why bytes are not a view.
+/// The reason why bytes are not a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a view: {0}")]
 pub struct ViewError(&'static str);
@@ -111,7 +111,7 @@ pub struct ViewError(&'static str);
 const TOO_LARGE: ViewError = ViewError("a number that is too large");
 
 impl View {
-    /// The bytes to send, at most [`MAX_VIEW_BYTES`]. Names are cut, and what exceeds the limits is left out.
+    /// Encodes the view, at most [`MAX_VIEW_BYTES`]. Long names are cut, and entries beyond the limits are left out.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![VERSION];
         out.extend(self.process.id.to_le_bytes());
@@ -145,7 +145,7 @@ impl View {
         out
     }
 
-    /// Reads what [`View::encode`] wrote. Anybody may have sent it.
+    /// Decodes the output of [`View::encode`]. The input is untrusted.
     ///
     /// # Errors
     /// [`ViewError`] when the bytes are not a view of this version.
@@ -227,7 +227,7 @@ impl ConnectionView {
     }
 }
 
-/// Writes a number in LEB128, as most are small: seven bits a byte, the lowest first.
+/// Writes a number in LEB128, because most are small: seven bits per byte, the lowest first.
 fn put_number(out: &mut Vec<u8>, mut number: u32) {
     while number >= 0x80 {
         out.push(number as u8 | 0x80);
@@ -236,7 +236,7 @@ fn put_number(out: &mut Vec<u8>, mut number: u32) {
     out.push(number as u8);
 }
 
-/// Writes a name, cut to its maximum length. Others than printable ASCII characters become question marks.
+/// Writes a name, cut to the maximum length. Characters other than printable ASCII become question marks.
 fn put_name(out: &mut Vec<u8>, name: &str) {
     put_cut(out, name, MAX_NAME);
 }
@@ -252,7 +252,7 @@ fn put_cut(out: &mut Vec<u8>, name: &str, most: usize) {
     out.extend(name.into_bytes());
 }
 
-/// A name as it is read from a view.
+/// The name as a receiver decodes it.
 pub(crate) fn clean_name(name: &str) -> String {
     clean(name, MAX_NAME)
 }
@@ -286,7 +286,7 @@ impl Reader<'_> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// What [`put_number`] wrote.
+    /// Reads the output of [`put_number`].
     fn number(&mut self) -> Result<u32, ViewError> {
         let mut number = 0_u64;
         for shift in (0..u32::BITS).step_by(7) {

@@ -3,17 +3,18 @@
 use crate::job::Job;
 use crate::median::median;
 
-/// Waits below this share of the time do not count when it is followed who waits for whom.
+/// Minimum share of the time for a wait to be followed from member to member.
 const MIN_WAIT: f64 = 0.05;
 
 /// Who waits for whom.
 pub(crate) struct Waits {
-    /// By the member that is waited for: who waits, and for which share of the time.
+    /// For each member: which members wait for it, and for what share of the time.
     waiters: Vec<Vec<(usize, f64)>>,
-    /// The longest wait of each member, for a peer or the wire.
+    /// Each member's longest wait, for a peer or for bytes under way.
     longest: Vec<f64>,
-    /// Whether the member is a rank, and whether anything is known of it.
+    /// Whether each member is a rank.
     pub(crate) ranks: Vec<bool>,
+    /// Whether each member still sends views.
     known: Vec<bool>,
 }
 
@@ -36,24 +37,24 @@ impl Waits {
         Self { waiters, longest, ranks, known }
     }
 
-    /// The share of its time that a rank loses, of those that wait longest: half of the ranks lose more.
+    /// The median over the ranks of the share of time lost in the longest wait.
     pub(crate) fn lost(&self) -> f64 {
         let is_known = |at: &usize| self.ranks[*at] && self.known[*at];
         median((0..self.longest.len()).filter(is_known).map(|at| self.longest[at]))
     }
 
-    /// The longest wait of a rank.
+    /// The longest wait of any rank.
     pub(crate) fn longest_of_ranks(&self) -> f64 {
         let ranks = self.longest.iter().zip(&self.ranks).filter(|(_, is_rank)| **is_rank);
         ranks.map(|(longest, _)| *longest).fold(0.0, f64::max)
     }
 
-    /// The longest wait of anybody for this member.
+    /// The longest wait for this member.
     pub(crate) fn wait_for(&self, member: usize) -> f64 {
         self.waiters[member].iter().map(|(_, share)| *share).fold(0.0, f64::max)
     }
 
-    /// Number of ranks among these members, and of those that wait for them, directly or through others.
+    /// Number of ranks among these members and the members that wait for them, directly or through others.
     pub(crate) fn held_by(&self, these: &[usize]) -> u32 {
         let mut reached: Vec<bool> = vec![false; self.waiters.len()];
         let mut next: Vec<usize> = these.to_vec();
