@@ -1,41 +1,41 @@
-//! Until when a worker sleeps, and when a new timer must wake it.
+//! Decides how long a worker sleeps, and whether a new timer must wake it.
 
 use std::time::{Duration, Instant};
 
 use super::timers::Timers;
 
-/// The timers of a worker's sources, and its sleep.
+/// The timers of a worker's sources, and the worker's sleep.
 #[derive(Debug, Default)]
 pub(crate) struct Alarms {
     timers: Timers<Instant>,
-    /// Those of them that are prompt.
+    /// The prompt ones among them.
     prompt: Timers<Instant>,
     sleep: Sleep,
 }
 
-/// Who fires a timer while callers take events.
+/// Which thread fires a timer while callers take events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timer {
-    /// The worker, if callers do not.
+    /// The worker, unless a caller does so first.
     Prompt,
-    /// Callers. If they stop, it waits until the worker no longer leaves events to them.
+    /// Callers. If they stop polling, the timer waits until the worker's lease ends.
     ByCallers,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 enum Sleep {
-    /// It looks at the timers before it sleeps.
+    /// Awake. The worker checks the timers before it sleeps.
     #[default]
     Awake,
-    /// Until this time, or until there is an event.
+    /// Asleep until this time or the next event.
     ForEvents { until: Option<Instant> },
-    /// Until this time, while callers take events. A prompt timer may be late by `slack`.
+    /// Asleep until this time while callers take events. A prompt timer may be late by `slack`.
     AsReserve { until: Instant, slack: Duration },
 }
 
 impl Alarms {
-    /// Sets the timer of this token, in place of its former one. Returns whether the worker sleeps for too long, and has to
-    /// be woken.
+    /// Sets the timer of this token and replaces its former one. Returns whether the worker would sleep for too long and must be
+    /// woken.
     #[must_use]
     pub(crate) fn set(&mut self, token: u64, at: Instant, timer: Timer) -> bool {
         self.timers.set(token, at);
@@ -49,7 +49,7 @@ impl Alarms {
             Sleep::AsReserve { until, slack } => timer == Timer::Prompt && at + slack < until,
         };
         if is_too_long {
-            // It is woken once, whatever else is set meanwhile.
+            // One wake-up is enough, whatever else is set meanwhile.
             self.sleep = Sleep::Awake;
         }
         is_too_long
@@ -68,17 +68,17 @@ impl Alarms {
         Some(token)
     }
 
-    /// The worker is about to sleep until `limit` at the latest, if there is one, and to take events. Returns until when it
-    /// sleeps.
+    /// Notes that the worker is about to wait for events, no longer than until `limit` if there is one. Returns the time to sleep
+    /// until.
     pub(crate) fn sleep(&mut self, limit: Option<Instant>) -> Option<Instant> {
         let at = limit.into_iter().chain(self.timers.next()).min();
         self.sleep = Sleep::ForEvents { until: at };
         at
     }
 
-    /// The worker is about to sleep until `limit` at the latest, while callers take events and fire timers. It fires the prompt
-    /// ones that they leave: these may be late by `slack`, so that it need not wake up for each one. Returns until when it
-    /// sleeps.
+    /// Notes that the worker is about to sleep, no longer than until `limit`, while callers take events and fire timers. The
+    /// worker fires the prompt timers that they miss. Those may be late by `slack`, so that it need not wake up for each one.
+    /// Returns the time to sleep until.
     pub(crate) fn sleep_as_reserve(
         &mut self,
         now: Instant,
@@ -91,7 +91,7 @@ impl Alarms {
         until
     }
 
-    /// The worker is awake.
+    /// Notes that the worker is awake.
     pub(crate) fn wake(&mut self) {
         self.sleep = Sleep::Awake;
     }

@@ -1,9 +1,9 @@
-//! Decides which threads run the workers' turns: the workers, or callers that poll so often that waking a worker would only
-//! take the processor from them.
+//! Decides which threads run the workers' turns: the workers themselves, or callers that poll so often that waking a worker would
+//! only take a processor from them.
 //!
-//! A caller that polls runs a turn: it takes the events of all sockets at once and calls their sources. While callers lead,
-//! the workers do not wait for events, and look from time to time whether callers still poll. Where the callers have more to
-//! do than one thread can, the workers do their part again ([`Help`]).
+//! A polling caller runs a turn: it takes the events of all sockets at once and calls their sources. While callers lead, the
+//! workers do not wait for events. They check from time to time whether callers still poll. If the callers have more work than
+//! one thread can do, the workers join in ([`Help`]).
 
 use std::cell::Cell;
 use std::num::NonZero;
@@ -15,23 +15,23 @@ use std::time::{Duration, Instant};
 use crate::runtime::help::{Help, Totals};
 use crate::sys::{self, ThreadUsage};
 
-/// Number of turns in a row before callers lead, and the time that they take at least.
+/// Minimum number of consecutive turns, and the minimum time that they span, before callers lead.
 const MIN_TURNS: u32 = 32;
 const MIN_TIME: Duration = Duration::from_micros(100);
-/// Maximum time between two turns in a row.
+/// Maximum time between two consecutive turns.
 pub(crate) const MAX_PAUSE: Duration = Duration::from_millis(1);
-/// After this time workers look whether callers still poll. A caller that other processes keep off its processor comes back
-/// within a few milliseconds; one that sleeps gives the turns back at once.
+/// Time after which workers check whether callers still poll. A caller that was preempted comes back within a few milliseconds.
+/// One that sleeps hands the turns back at once.
 const MIN_LEASE: Duration = Duration::from_millis(4);
 /// The longest lease, after callers have kept polling.
 const MAX_LEASE: Duration = Duration::from_millis(8);
-/// How often a polling caller notes what processor time it gets.
+/// How often a polling caller records the processor time that it gets.
 const USAGE_INTERVAL: Duration = Duration::from_millis(1);
 
 thread_local! {
     /// Its address identifies the thread.
     static THREAD: u8 = const { 0 };
-    /// When this thread last noted its use of processors, and what that was.
+    /// When this thread last recorded its processor time, and the value.
     static USAGE: Cell<Option<(Instant, ThreadUsage)>> = const { Cell::new(None) };
 }
 
@@ -39,13 +39,13 @@ fn this_thread() -> usize {
     THREAD.with(|thread| std::ptr::from_ref(thread).addr())
 }
 
-/// The polls of all callers of a process.
+/// State about all polling callers of a process.
 #[derive(Debug, Default)]
 pub(crate) struct CallerPolling {
     leads: AtomicBool,
     /// The thread that ran the last turn.
     leader: AtomicUsize,
-    /// Number of polls, or less if several callers poll.
+    /// Number of polls. Concurrent callers may lose counts.
     polls: AtomicU64,
     /// Number of the last turn.
     turn: AtomicU64,
@@ -54,7 +54,7 @@ pub(crate) struct CallerPolling {
     worked: AtomicU64,
     /// Number of turns with events, and of their events.
     events: [AtomicU64; 2],
-    /// Nanoseconds in which callers that poll did not sleep, and in which they had a processor.
+    /// Nanoseconds in which polling callers did not sleep, and in which they had a processor.
     usage: [AtomicU64; 2],
     help: Mutex<Help>,
 }
@@ -68,7 +68,7 @@ pub(crate) struct Lease {
     polls: u64,
 }
 
-/// Turns in a row.
+/// A run of consecutive turns.
 #[derive(Debug)]
 pub(crate) struct Streak {
     began: Instant,
@@ -80,14 +80,14 @@ pub(crate) struct Streak {
 #[derive(Debug, Default)]
 pub(crate) struct SeenTurn(AtomicU64);
 
-/// What a caller is to do.
+/// What a caller must do.
 pub(crate) enum Turn<'a> {
-    /// Nothing: all events up to now were taken since the connection was last asked, or another caller is taking them.
+    /// Nothing: a turn ran since the connection was last polled, or another caller is running one.
     Skip,
-    /// Run a turn, and keep this until it is over.
+    /// Run a turn, and keep this value until the turn is over.
     Run {
         streak: MutexGuard<'a, Option<Streak>>,
-        /// From now on callers lead. The workers have to be told.
+        /// Whether callers begin to lead, so that the workers must be told.
         begins: bool,
     },
 }
@@ -98,11 +98,11 @@ impl CallerPolling {
         self.leads.load(Ordering::Relaxed)
     }
 
-    /// A caller asks a connection for progress. A caller that asks many connections needs one turn for all of them: it is
-    /// due when it asks a connection for the second time.
+    /// Handles a caller's poll of a connection. A caller that polls many connections needs one turn for all of them, which is due
+    /// when it polls a connection for the second time.
     pub(crate) fn poll(&self, seen: &SeenTurn) -> Turn<'_> {
         let polls = self.polls.load(Ordering::Relaxed);
-        // An update that is lost between threads does no harm.
+        // A lost update between threads does no harm.
         self.polls.store(polls + 1, Ordering::Relaxed);
         let turn = self.turn.load(Ordering::Relaxed);
         if self.leads() && seen.0.load(Ordering::Relaxed) != turn {
@@ -133,14 +133,14 @@ impl CallerPolling {
         Turn::Run { streak, begins }
     }
 
-    /// A caller is about to sleep. Returns whether it led, and the workers have to be told that they run the turns.
+    /// Notes that a caller is about to sleep. Returns whether it led, so that the workers must take over.
     pub(crate) fn sleeps(&self) -> bool {
         let led = self.leads() && self.leader.load(Ordering::Relaxed) == this_thread();
         led && self.end()
     }
 
-    /// A worker looks whether callers have polled during its last lease, once that is over. Returns the present one, or none
-    /// if the worker runs its turns from now on.
+    /// Checks, once a worker's lease is over, whether callers polled during it. Returns the next lease, or none if the worker
+    /// takes over.
     pub(crate) fn lease(&self, before: Option<Lease>, now: Instant) -> Option<Lease> {
         if !self.leads() {
             return None;
@@ -149,7 +149,7 @@ impl CallerPolling {
         let next = |time: Duration| Some(Lease { time, until: now + time, polls });
         let Some(before) = before else { return next(MIN_LEASE) };
         if now < before.until {
-            // It woke up for a timer.
+            // The worker woke up for a timer.
             return Some(before);
         }
         // A turn may take longer than the lease.
@@ -166,24 +166,24 @@ impl CallerPolling {
         self.worked.load(Ordering::Relaxed)
     }
 
-    /// Adds time that a caller has spent on work of workers.
+    /// Adds time that a caller spent on workers' work.
     pub(crate) fn add_work(&self, time: Duration) {
         self.worked.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// A caller has run a turn with this many events.
+    /// Notes that a caller ran a turn with this many events.
     pub(crate) fn add_turn(&self, events: usize) {
         self.events[0].fetch_add(1, Ordering::Relaxed);
         self.events[1].fetch_add(events as u64, Ordering::Relaxed);
     }
 
-    /// The calling thread polls: adds the time since it last noted that, unless it has slept in between.
+    /// Records the polling thread's processor time since the last record, unless it slept in between.
     fn note_usage(&self, now: Instant) {
         let before = USAGE.get();
         if before.is_some_and(|(at, _)| now.saturating_duration_since(at) < USAGE_INTERVAL) {
             return;
         }
-        // Without the numbers, workers help as if callers were never kept off their processors.
+        // Without these numbers, workers help as if callers were never preempted.
         let usage = sys::thread_usage().ok();
         USAGE.set(usage.map(|usage| (now, usage)));
         if let Some(((at, before), usage)) = before.zip(usage)
@@ -302,7 +302,7 @@ mod tests {
             lease = polling.lease(Some(lease), now).unwrap();
             assert!(lease.until > now && lease.until <= now + MAX_LEASE);
         }
-        // Each worker sees the polls, not only the first one that looks.
+        // Each worker sees the polls, not only the first one that checks.
         poll(&polling, &seen);
         let over = Some(lease);
         now = lease.until;

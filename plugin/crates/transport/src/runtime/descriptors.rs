@@ -1,4 +1,4 @@
-//! Descriptors: raises the limit of this process, and reports when there are none left.
+//! Raises this process's limit of file descriptors, and reports when none are left.
 
 use std::io;
 use std::sync::Once;
@@ -7,8 +7,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::telemetry::log::Log;
 
-/// Raises the soft limit of open files to the hard one, once in a process. Container runtimes often start processes with
-/// 1024, and each flow needs a descriptor.
+/// Raises the soft limit of open files to the hard limit, once per process. Container runtimes often start processes with a soft
+/// limit of 1024, and each flow needs a descriptor.
 pub(crate) fn raise_limit(log: &dyn Log) {
     static RAISED: Once = Once::new();
     RAISED.call_once(|| {
@@ -28,12 +28,12 @@ pub(crate) fn raise_limit(log: &dyn Log) {
     });
 }
 
-/// Whether a call failed because descriptors, ports or the memory of sockets are used up. That may pass.
+/// Whether a call failed for lack of descriptors, ports or socket memory, which may pass.
 pub(crate) fn is_shortage(error: &io::Error) -> bool {
     advice(error).is_some()
 }
 
-/// Logs what is used up and what to do, once in a process.
+/// Logs which resource ran out and what to do, once per process.
 pub(crate) fn report_shortage(error: &io::Error, log: &dyn Log) {
     static REPORTED: Once = Once::new();
     let Some(advice) = advice(error) else { return };

@@ -1,16 +1,16 @@
-//! How many flows a process has beyond those that its connections begin with.
+//! Bounds the flows that a process opens beyond the ones that its connections begin with.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Maximum for all connections of a process. Each flow costs descriptors on both sides, and takes a share of its path.
+/// Maximum for all connections of a process. Each flow costs a descriptor on both sides and takes a share of its path.
 const MAX_EXTRA_FLOWS: usize = 48;
 
 /// The extra flows of a process.
 #[derive(Debug, Default)]
 pub(crate) struct ExtraFlows(AtomicUsize);
 
-/// The extra flows of one connection, which are given back when it is dropped.
+/// The extra flows of one connection. Dropping it gives them back.
 #[derive(Debug)]
 pub(crate) struct ExtraFlowsLease {
     all: Arc<ExtraFlows>,
@@ -30,7 +30,7 @@ impl ExtraFlowsLease {
         self.flows
     }
 
-    /// Takes this many more, or as many as are left. Returns their number.
+    /// Takes this many more, or as many as are left. Returns the number taken.
     pub(crate) fn take(&mut self, wanted: usize) -> usize {
         let granted = |used: usize| wanted.min(MAX_EXTRA_FLOWS - used);
         let add = |used: usize| Some(used + granted(used));

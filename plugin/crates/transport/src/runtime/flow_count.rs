@@ -1,4 +1,4 @@
-//! The number of flows that the connections to one peer use.
+//! Controls the number of flows that the connections to one peer use.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -10,12 +10,12 @@ use evenkeel_protocol::FlowCount;
 use crate::sync::lock;
 use crate::weak::WeakMap;
 
-/// Measures the connections to one peer together that began with the same number of flows. They share hosts and paths, and one alone could not tell its own gain
-/// from what it takes from the others.
+/// Measures together all connections to one peer that began with the same number of flows. They share hosts and paths, so a
+/// single connection could not tell its own gain from what it takes from the others.
 #[derive(Debug)]
 pub(crate) struct FlowCountController {
     epoch: Instant,
-    /// Bytes that all have carried.
+    /// Bytes carried by all of them.
     carried: AtomicU64,
     flows: AtomicUsize,
     is_limited_by_paths: AtomicBool,
@@ -33,35 +33,35 @@ impl FlowCountController {
         }
     }
 
-    /// The number of flows that each connection is to use.
+    /// The number of flows that each connection should use.
     pub(crate) fn flows(&self) -> usize {
         self.flows.load(Ordering::Relaxed)
     }
 
-    /// Whether other paths might help: not if the hosts are the bottleneck.
+    /// Whether other paths might help. They cannot if the hosts are the bottleneck.
     pub(crate) fn is_limited_by_paths(&self) -> bool {
         self.is_limited_by_paths.load(Ordering::Relaxed)
     }
 
-    /// One of the connections has carried these bytes.
+    /// Adds bytes that one of the connections carried.
     pub(crate) fn carried(&self, bytes: u64) {
         self.carried.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// One of the connections has this many flows now.
+    /// Notes the current number of flows of one of the connections.
     pub(crate) fn grow(&self, flows: usize) {
         let mut count = lock(&self.count);
         count.grow(flows);
         self.flows.store(count.in_use(), Ordering::Relaxed);
     }
 
-    /// Measures since the last tick. `worked`: the time that all threads have spent on sending so far. `threads`: how many of
-    /// them may work at once.
+    /// Measures since the last tick. `worked` is the total time that all threads have spent on sending, and `threads` is how many
+    /// of them may work at once.
     pub(crate) fn tick(&self, worked: Duration, threads: usize) {
         let mut count = match self.count.try_lock() {
             Ok(count) => count,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Another connection does it.
+            // Another connection is measuring.
             Err(TryLockError::WouldBlock) => return,
         };
         let carried = self.carried.load(Ordering::Relaxed);
@@ -72,8 +72,8 @@ impl FlowCountController {
     }
 }
 
-/// The controllers, by the peer's address and the number of flows that a connection begins with. What is worth its cost to
-/// connections with one flow says nothing about those with four.
+/// The controllers by the peer's address and the number of flows that a connection begins with: whether a flow pays for
+/// connections with one flow proves nothing about connections with four.
 #[derive(Debug, Default)]
 pub(crate) struct FlowCountControllers(Mutex<WeakMap<(IpAddr, usize), FlowCountController>>);
 

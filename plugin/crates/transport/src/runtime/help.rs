@@ -1,33 +1,33 @@
-//! Decides when workers help callers that have more to do than one thread can.
+//! Decides when workers help callers that have more work than one thread can do.
 //!
-//! It judges by what the process itself does. Numbers of the host count threads on processors that this process may not use,
-//! and a sandbox may hide them.
+//! It judges by the process's own processor time. The host's load counts threads on processors that this process may not use, and
+//! a sandbox may hide it.
 
 use std::time::{Duration, Instant};
 
-/// Over how long callers are measured.
+/// Length of a measurement.
 const PERIOD: Duration = Duration::from_millis(20);
-/// Share of the time in which callers do work of workers, from which on they are overloaded.
+/// Callers are overloaded if they spend at least this share of the time on workers' work.
 const OVERLOAD: f64 = 0.8;
-/// Share of the time that a caller wants a processor, below which others keep it off.
+/// Callers count as preempted if they have a processor for less than this share of the time that they want one.
 const ON_PROCESSOR: f64 = 0.9;
-/// How long workers help. Then callers are measured again.
+/// How long workers help before callers are measured again.
 const HELP_TIME: Duration = Duration::from_millis(500);
-/// How often it is asked, while workers help, whether callers lose their processors to them.
+/// How often to check, while workers help, whether they take the callers' processors.
 const TRIAL: Duration = Duration::from_millis(40);
-/// Time without help after such a trial; doubled each time, up to the limit.
+/// Time without help after a trial that took processors from callers. Doubled each time, up to the limit.
 const MIN_BACKOFF: Duration = Duration::from_secs(4);
 const MAX_BACKOFF: Duration = Duration::from_secs(32);
 
-/// Totals of a process up to some moment.
+/// Running totals of a process.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Totals {
-    /// Time in which callers did work of workers.
+    /// Time that callers spent on workers' work.
     pub(crate) worked: Duration,
-    /// Turns of callers with events, and their events.
+    /// Number of callers' turns with events, and of those events.
     pub(crate) turns: u64,
     pub(crate) events: u64,
-    /// Time in which polling callers did not sleep, and the part of it in which they had a processor.
+    /// Time in which polling callers did not sleep, and the part in which they had a processor.
     pub(crate) awake: Duration,
     pub(crate) ran: Duration,
     /// Processor time of the whole process.
@@ -37,11 +37,11 @@ pub(crate) struct Totals {
 /// Whether workers help.
 #[derive(Debug, Default)]
 pub(crate) struct Help {
-    /// The beginning of what is measured, and the totals at that time.
+    /// When the measurement began, and the totals at that time.
     since: Option<(Instant, Totals)>,
-    /// While workers help: until when.
+    /// Until when workers help, while they do.
     until: Option<Instant>,
-    /// No help begins before this.
+    /// No help begins before this time.
     not_before: Option<Instant>,
     backoff: Duration,
 }
@@ -65,7 +65,7 @@ impl Totals {
 }
 
 impl Help {
-    /// Callers begin to lead, as far as help allows it: not while workers help.
+    /// Whether callers may begin to lead. They may not while workers help.
     pub(crate) fn may_lead(&mut self, now: Instant, totals: impl FnOnce() -> Totals) -> bool {
         let Some(until) = self.until else {
             self.since = None;
@@ -91,8 +91,8 @@ impl Help {
         true
     }
 
-    /// Callers lead: whether workers must begin to help. They do if the callers are overloaded, there are events for several
-    /// threads, and this process leaves one of its processors unused. `processors`: how many it may use.
+    /// Whether workers must begin to help callers that lead. They must if the callers are overloaded, there are events for several
+    /// threads, and this process leaves one of its `processors` unused.
     pub(crate) fn must_begin(
         &mut self,
         now: Instant,

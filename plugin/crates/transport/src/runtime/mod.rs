@@ -1,4 +1,4 @@
-//! The worker threads that all connections of a process share, and the ways in which threads wait for each other.
+//! The worker threads that all connections of a process share, and how threads wait for each other.
 
 mod alarms;
 pub(crate) mod caller_polling;
@@ -14,7 +14,7 @@ pub(crate) mod work_lock;
 #[cfg(test)]
 mod work_lock_loom_tests;
 
-/// The synchronization primitives of [`work_lock`]. Its loom tests replace them.
+/// The synchronization primitives of [`work_lock`], which its loom tests replace.
 mod primitives {
     pub(crate) use std::sync::atomic::{AtomicBool, Ordering, fence};
     pub(crate) use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};

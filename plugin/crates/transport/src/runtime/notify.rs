@@ -1,9 +1,9 @@
-//! Notification of a caller that does not poll.
+//! Notifies callers that do not poll.
 
-/// Notified when there may be something new: a request is done, a connection has failed or has arrived. Called from any
-/// thread, also within a call of the connection and with its locks held. It must not block and not call back.
+/// Notified when a request may be done, or a connection may have failed or arrived. Called from any thread, also within a call of
+/// the connection and with its locks held. It must neither block nor call back.
 pub trait Notify: Send + Sync {
-    /// There may be something new.
+    /// Called when something may have changed.
     fn notify(&self);
 }
 

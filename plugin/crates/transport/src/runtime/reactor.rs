@@ -1,4 +1,4 @@
-//! The worker threads: they wait for sockets and timers, and call the sources registered for them.
+//! The worker threads. They wait for sockets and timers and call the sources registered for them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -29,25 +29,25 @@ use crate::tcp::retransmit_buffer::RetransmitPool;
 use crate::telemetry::exporter::Exporter;
 use crate::watch::Watch;
 
-/// How often sources check their timeouts while they have some. Events are never delayed by it.
+/// How often sources with timeouts check them. It delays no events.
 const TICK: Duration = Duration::from_millis(125);
 /// The token of the worker's own wake-up.
 const WAKE: u64 = 0;
-/// Maximum number of events that a turn takes.
+/// Maximum number of events per turn.
 const MAX_EVENTS: usize = 64;
-/// Waits for events of up to this time are not rounded up to whole milliseconds.
+/// Waits of up to this time are not rounded up to whole milliseconds.
 const MAX_EXACT_WAIT: Duration = Duration::from_millis(10);
 
 thread_local! {
-    /// Address of the worker that runs on this thread; 0 on other threads.
+    /// Address of the worker that this thread runs; 0 on other threads.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
-    /// Work that was deferred until the present source returns.
+    /// Work deferred until the current source returns.
     static DEFERRED: RefCell<VecDeque<Box<dyn FnOnce()>>> = const { RefCell::new(VecDeque::new()) };
 }
 
-/// Runs `work` on the calling thread as soon as it holds no lock of a connection. Returns false, and does not run it, if
-/// the thread is no worker. For short work after a [notification](crate::Notify), without waking another thread. The work
-/// must not block, since sockets wait for it.
+/// Runs `work` on the calling thread once it holds no lock of a connection. Returns false without running it if the thread is
+/// no worker. Meant for short work after a [notification](crate::Notify), without waking another thread. The work must not
+/// block, because sockets wait for it.
 pub fn defer_on_worker(work: impl FnOnce() + 'static) -> bool {
     let here = CURRENT.get() != 0;
     if here {
@@ -56,34 +56,34 @@ pub fn defer_on_worker(work: impl FnOnce() + 'static) -> bool {
     here
 }
 
-/// What has changed on a socket since the last call.
+/// What changed on a socket since the last call.
 #[derive(Clone, Copy)]
 pub(crate) struct Readiness {
     /// There may be something to read, including the end of the stream.
     pub(crate) readable: bool,
     /// There may be room to write.
     pub(crate) writable: bool,
-    /// The peer has ended its direction, or the socket has an error.
+    /// The peer ended its direction, or the socket has an error.
     pub(crate) ended: bool,
 }
 
-/// Something registered with a worker. Called by one thread at a time, the worker or a caller that polls, but concurrently
-/// with other calls of callers.
+/// Something registered with a worker. One thread at a time calls it, a worker or a polling caller. Callers' other calls may run
+/// concurrently.
 pub(crate) trait Source: Send + Sync {
-    /// The socket's state changed, or [`Registration::wake`] was called. Not called again until the next change, so it must
-    /// use up everything or wake itself.
+    /// Called after the socket's state changed or after [`Registration::wake`]. It is not called again until the next change, so
+    /// it must read and write as far as possible or wake itself.
     fn ready(&self, readiness: Readiness);
-    /// Checks timeouts, after [`Registration::request_tick`]. Returns whether some are left to check at the next tick. An
-    /// idle source has none, and costs nothing.
+    /// Checks timeouts after [`Registration::request_tick`]. Returns whether to call it again at the next tick. An idle source
+    /// returns false and costs nothing.
     fn tick(&self, _now: Instant) -> bool {
         false
     }
-    /// The worker will not call the source again, or cannot tell whether it is intact.
+    /// Called if the worker ends, or after the source panicked. The worker does not call the source again.
     fn abandoned(&self, why: &str);
 }
 
-/// The running workers. Dropping it stops and joins them, unless a worker drops it. Sources keep [`Workers`], and only what
-/// callers hold keeps a `Runtime`. A caller may have dropped that in [`defer_on_worker`].
+/// Owns the running workers. Dropping it stops and joins them, unless a worker drops it. Only handles given to callers own a
+/// `Runtime`; sources own [`Workers`]. A caller may drop its last handle in [`defer_on_worker`], and thus on a worker.
 pub(crate) struct Runtime {
     workers: Arc<Workers>,
     threads: Vec<JoinHandle<()>>,
@@ -91,7 +91,7 @@ pub(crate) struct Runtime {
     _watch: Option<Watch>,
 }
 
-/// The workers, as sources use them.
+/// The workers as seen by sources.
 pub(crate) struct Workers {
     all: Vec<Arc<Worker>>,
     next: AtomicUsize,
@@ -112,28 +112,28 @@ struct Worker {
     stop: AtomicBool,
     lingering: Arc<AtomicUsize>,
     caller_polling: Arc<CallerPolling>,
-    /// Held while sources are called.
+    /// Held while a thread calls sources.
     turn: Mutex<()>,
     sources: Mutex<HashMap<u64, Arc<dyn Source>>>,
-    /// Timers of sources: when to call them without an event.
+    /// When to call sources without an event.
     alarms: Mutex<Alarms>,
     ticks: Mutex<TickRequests>,
     next_token: AtomicU64,
-    /// Nanoseconds in which it was not waiting.
+    /// Nanoseconds that it did not spend waiting.
     worked: AtomicU64,
 }
 
 /// The sources to call at the next tick.
 #[derive(Default)]
 struct TickRequests {
-    /// When that is. `None` while there are none, and none is being called.
+    /// When the next tick is. `None` while there are no sources and none is being called.
     due: Option<Instant>,
-    /// Tokens, and the flag of each that it is in the list.
+    /// Tokens, each with the flag that marks it as being in the list.
     sources: Vec<(u64, Arc<AtomicBool>)>,
 }
 
 impl Runtime {
-    /// Starts `count` workers. The exporter and the watch live as long as they do.
+    /// Starts `count` workers. The exporter and the watch live as long as the workers.
     pub(crate) fn start(
         count: usize,
         exporter: Option<Exporter>,
@@ -184,11 +184,11 @@ impl Drop for Runtime {
         }
         let by_worker = self.workers.all.iter().any(|worker| worker.is_current());
         if by_worker || self.workers.lingering.load(Ordering::Acquire) > 0 {
-            // The threads end by themselves. This thread must not wait for a peer here, nor for itself.
+            // The threads end by themselves. This thread must wait neither for a peer nor for itself.
             return;
         }
         for thread in self.threads.drain(..) {
-            // A worker catches its sources' panics, so there is no result to use.
+            // A worker catches its sources' panics, so the result is of no use.
             let _ = thread.join();
         }
     }
@@ -203,27 +203,27 @@ impl Workers {
         Registration { worker, token, tick_requested: Arc::default() }
     }
 
-    /// The time that workers have not spent waiting, and that callers have spent on their work.
+    /// Time that workers did not spend waiting, plus time that callers spent on workers' work.
     pub(crate) fn worked(&self) -> Duration {
         let worked = self.all.iter().map(|worker| worker.worked.load(Ordering::Relaxed));
         Duration::from_nanos(worked.sum::<u64>() + self.caller_polling.worked())
     }
 
-    /// The number of threads that may do their work at once. Of callers, one at a time runs a turn.
+    /// Number of threads that may do workers' work at once. Only one caller at a time runs a turn.
     pub(crate) fn threads(&self) -> usize {
         if self.callers_lead() { 1 } else { self.all.len() }
     }
 
-    /// Whether callers poll so often that they do the work of workers.
+    /// Whether callers poll so often that they do the workers' work.
     pub(crate) fn callers_lead(&self) -> bool {
         self.caller_polling.leads()
     }
 
-    /// A caller asks a connection for progress, which has seen this turn: moves what can be moved on all connections. Costs no
-    /// system call if that was done since the connection was last asked.
+    /// Makes progress on all connections for a caller that polls one of them, whose last known turn is given. Makes no system
+    /// call if a turn ran since the connection was last polled.
     pub(crate) fn caller_polls(&self, seen: &SeenTurn) {
         if CURRENT.get() != 0 {
-            // A worker runs a turn anyway.
+            // A worker is running a turn anyway.
             return;
         }
         if waiters::is_about_to_sleep() {
@@ -235,7 +235,7 @@ impl Workers {
         }
         let Turn::Run { streak, begins } = self.caller_polling.poll(seen) else { return };
         if begins {
-            // They wait for events, and would be woken in vain.
+            // They wait for events and would wake up in vain.
             self.all.iter().for_each(|worker| worker.wake());
         }
         self.run_turn();
@@ -251,19 +251,19 @@ impl Workers {
         }
     }
 
-    /// Adds time that a caller has spent on work of workers.
+    /// Adds time that a caller spent on workers' work.
     pub(crate) fn add_caller_work(&self, time: Duration) {
         self.caller_polling.add_work(time);
     }
 
-    /// Keeps the workers running, also without their runtime, until the result is dropped.
+    /// Keeps the workers running until the result is dropped, even if the runtime is dropped before.
     pub(crate) fn linger(self: &Arc<Self>) -> Linger {
         self.lingering.fetch_add(1, Ordering::AcqRel);
         Linger(Arc::clone(self))
     }
 }
 
-/// Keeps the workers running.
+/// Keeps the workers running while it exists.
 pub(crate) struct Linger(Arc<Workers>);
 
 impl Drop for Linger {
@@ -274,11 +274,11 @@ impl Drop for Linger {
     }
 }
 
-/// The registration of one source with a worker.
+/// Registers one source with a worker.
 pub(crate) struct Registration {
     worker: Arc<Worker>,
     token: u64,
-    /// Whether it is in the list of the next tick.
+    /// Whether it is in the list for the next tick.
     tick_requested: Arc<AtomicBool>,
 }
 
@@ -290,7 +290,7 @@ fn interest() -> epoll::EventFlags {
 }
 
 impl Registration {
-    /// Watches the socket: the source is called with its present state and on each change.
+    /// Watches the socket. The worker calls the source with the socket's current state and after each change.
     pub(crate) fn watch(&self, socket: impl AsFd, source: Arc<dyn Source>) -> io::Result<()> {
         self.watch_ticks(source);
         let data = epoll::EventData::new_u64(self.token);
@@ -300,26 +300,26 @@ impl Registration {
         })
     }
 
-    /// Registers a source without a socket, for its ticks.
+    /// Registers a source without a socket, for ticks only.
     pub(crate) fn watch_ticks(&self, source: Arc<dyn Source>) {
         lock(&self.worker.sources).insert(self.token, source);
     }
 
-    /// Makes the worker call [`Source::tick`] of the source once, at its next tick, and then for as long as that returns
-    /// true. It sees everything that was done before under a lock that it takes. Costs little if it is requested already.
+    /// Makes the worker call [`Source::tick`] at its next tick, and at each further tick as long as that returns true. The call
+    /// sees everything done before under a lock that it takes. Cheap if already requested.
     pub(crate) fn request_tick(&self) {
         if !self.tick_requested.load(Ordering::Relaxed) {
             self.worker.request_tick(self.token, &self.tick_requested);
         }
     }
 
-    /// Makes the worker call the source at this time, or soon after, as if its socket had become writable. While callers do
-    /// the work of workers, it may be later by the pause that they may make.
+    /// Makes the worker call the source at this time, or soon after, as if its socket had become writable. While callers do the
+    /// workers' work, the call may be later by the pause that they may make.
     pub(crate) fn set_timer(&self, at: Instant) {
         self.set(at, Timer::Prompt);
     }
 
-    /// As [`Registration::set_timer`], for what can wait until callers poll again, or no longer do the work of workers.
+    /// As [`Registration::set_timer`], for work that can wait until callers poll again or workers take over.
     pub(crate) fn set_timer_by_callers(&self, at: Instant) {
         self.set(at, Timer::ByCallers);
     }
@@ -331,15 +331,15 @@ impl Registration {
         }
     }
 
-    /// Makes the worker call the source as if the socket's state had changed. Setting the same interest again makes the
-    /// kernel report the present state once more.
+    /// Makes the worker call the source as if the socket's state had changed. Setting the same interest again makes the kernel
+    /// report the current state once more (epoll_ctl(2), EPOLL_CTL_MOD).
     pub(crate) fn wake(&self, socket: impl AsFd) {
         let data = epoll::EventData::new_u64(self.token);
-        // Fails only if the socket is no longer watched. Then no call is needed.
+        // Fails only if the socket is no longer watched, and then no call is needed.
         let _ = epoll::modify(&self.worker.epoll, socket, data, interest());
     }
 
-    /// Ends the watch. A call of the source may still be running.
+    /// Stops watching the socket. A call of the source may still be running.
     pub(crate) fn end(&self, socket: impl AsFd) {
         // Fails only if the socket is not watched.
         let _ = epoll::delete(&self.worker.epoll, socket);
@@ -348,7 +348,7 @@ impl Registration {
 
     /// Ends [`Registration::watch_ticks`].
     pub(crate) fn end_ticks(&self) {
-        // Dropped after the lock is released: it may be the last reference to a connection.
+        // Dropped after the lock is released, because it may be the last reference to a connection.
         let source = lock(&self.worker.sources).remove(&self.token);
         drop(source);
         lock(&self.worker.alarms).cancel(self.token);
@@ -360,7 +360,7 @@ impl Worker {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let data = epoll::EventData::new_u64(WAKE);
-        // Level-triggered: a caller's turn may see it, and only the worker takes it.
+        // Level-triggered, because a caller's turn may see it, but only the worker clears it.
         epoll::add(&epoll, &wake, data, epoll::EventFlags::IN)?;
         Ok(Self {
             epoll,
@@ -378,7 +378,7 @@ impl Worker {
     }
 
     fn wake(&self) {
-        // Fails only after 2^64 wake-ups that the worker has not taken.
+        // Fails only after 2^64 wake-ups that the worker has not cleared.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
@@ -414,7 +414,7 @@ impl Worker {
                 }
             };
             if lease.is_some() || events.iter().any(|event| event.data.u64() == WAKE) {
-                // Empties it. It fails if there was no wake-up.
+                // Clears it. Fails if there was no wake-up.
                 let _ = rustix::io::read(&self.wake, &mut [0; 8]);
             }
             let _turn = lock(&self.turn);
@@ -427,7 +427,7 @@ impl Worker {
         }
     }
 
-    /// Waits for events, the next timer or the next tick. Without them it sleeps.
+    /// Waits for events, the next timer or the next tick, and without end if there is none of these.
     fn wait_for_events<'a>(
         &self,
         now: Instant,
@@ -445,7 +445,7 @@ impl Worker {
         epoll::wait(&self.epoll, buffer, time.as_ref()).map(|(events, _)| events)
     }
 
-    /// Leaves events to callers until the end of a lease, and waits for timers that they leave.
+    /// Leaves events to callers until the end of a lease, and waits for the timers that they do not fire.
     fn wait_as_reserve(&self, now: Instant, limit: Instant) -> rustix::io::Result<()> {
         let until = lock(&self.alarms).sleep_as_reserve(now, limit, MAX_PAUSE);
         let time = timespec(until.saturating_duration_since(now));
@@ -474,11 +474,11 @@ impl Worker {
         }
     }
 
-    /// Calls the sources that have requested it.
+    /// Calls the sources that requested a tick.
     fn tick(&self, now: Instant) {
         let requests = std::mem::take(&mut lock(&self.ticks).sources);
         for (token, requested) in requests {
-            // Before the call: what is requested meanwhile may be for something that the call does not see.
+            // Before the call, because a request made meanwhile may be for something that the call does not see.
             requested.store(false, Ordering::Relaxed);
             let source = lock(&self.sources).get(&token).cloned();
             let Some(source) = source else { continue };
@@ -492,7 +492,7 @@ impl Worker {
         ticks.due = (!ticks.sources.is_empty()).then_some(now + TICK);
     }
 
-    /// Takes the present events for a caller, unless another thread does. Returns their number.
+    /// Takes the current events for a caller, unless another thread does. Returns their number.
     fn caller_turn(&self, now: Instant) -> usize {
         let _turn = match self.turn.try_lock() {
             Ok(turn) => turn,
@@ -535,13 +535,13 @@ impl Worker {
         }
     }
 
-    /// A defect in one source must not stop the worker of the others.
+    /// Calls a source. A panic in one source must not stop the others.
     fn guard(source: &dyn Source, mut call: impl FnMut(&dyn Source)) {
         if catch_unwind(AssertUnwindSafe(|| call(source))).is_err() {
             source.abandoned("defect: an I/O thread panicked");
         }
         while let Some(work) = DEFERRED.with_borrow_mut(VecDeque::pop_front) {
-            // Its owner reports a defect where possible; others continue.
+            // Its owner reports the defect where possible. Other sources continue.
             let _ = catch_unwind(AssertUnwindSafe(work));
         }
     }

@@ -1,8 +1,8 @@
-//! Timers of sources, by the time at which they are due.
+//! An ordered set of timers.
 
 use std::collections::{BTreeSet, HashMap};
 
-/// At most one timer for each token. A call compares times about as often as the logarithm of their number says.
+/// At most one timer per token. Each call makes O(log n) comparisons.
 #[derive(Debug)]
 pub(crate) struct Timers<T> {
     by_time: BTreeSet<(T, u64)>,
@@ -16,7 +16,7 @@ impl<T> Default for Timers<T> {
 }
 
 impl<T: Copy + Ord> Timers<T> {
-    /// Sets the timer of this token, in place of its former one.
+    /// Sets the timer of this token and replaces its former one.
     pub(crate) fn set(&mut self, token: u64, at: T) {
         if let Some(before) = self.times.insert(token, at) {
             self.by_time.remove(&(before, token));
@@ -36,7 +36,7 @@ impl<T: Copy + Ord> Timers<T> {
         self.by_time.first().map(|(at, _)| *at)
     }
 
-    /// Removes a timer that is due at this time, the earliest first. Returns its token.
+    /// Removes the earliest timer that is due at this time. Returns its token.
     pub(crate) fn pop_due(&mut self, now: T) -> Option<u64> {
         let (_, token) = *self.by_time.first().filter(|(at, _)| *at <= now)?;
         self.by_time.pop_first();

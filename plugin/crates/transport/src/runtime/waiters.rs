@@ -1,4 +1,4 @@
-//! Callers that sleep until a request may be done.
+//! Lets callers sleep until a request may be done.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use crate::sync::lock;
 
-/// One for the process: sleepers are rare, and one that is woken in vain checks and sleeps on.
+/// One for the whole process: sleepers are rare, and one that wakes up in vain checks and sleeps again.
 static WAITERS: Waiters = Waiters::new();
 
 thread_local! {
-    /// Whether this thread sleeps if its present check fails.
+    /// Whether this thread will sleep if its current check fails.
     static ABOUT_TO_SLEEP: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -21,18 +21,18 @@ struct Waiters {
     changed: Condvar,
 }
 
-/// Waits until `check` returns something, or until the time is over. It is called again after every completion or failure in
-/// this process. It must not block.
+/// Waits until `check` returns something or the time is over. It calls `check` again after every completion or failure in this
+/// process. `check` must not block.
 pub fn wait_for<T>(time: Duration, mut check: impl FnMut() -> Option<T>) -> Option<T> {
     WAITERS.wait_for(time, &mut check)
 }
 
-/// Whether the calling thread sleeps if it finds nothing. Then another thread must move what it waits for.
+/// Whether the calling thread will sleep if it finds nothing. Then another thread must do the work that it waits for.
 pub(crate) fn is_about_to_sleep() -> bool {
     ABOUT_TO_SLEEP.get()
 }
 
-/// Something has changed that a sleeper may wait for.
+/// Wakes sleepers, because something changed that they may wait for.
 pub(crate) fn wake_all() {
     WAITERS.wake_all();
 }
@@ -71,7 +71,7 @@ impl Waiters {
     }
 }
 
-/// Notes that a check is the last one before sleep, and undoes that also if it panics.
+/// Marks a check as the last one before sleep, and undoes that even if the check panics.
 struct AboutToSleep;
 
 impl AboutToSleep {

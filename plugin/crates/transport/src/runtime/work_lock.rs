@@ -1,11 +1,11 @@
-//! A lock for work that any thread may do, so that none waits for it.
+//! A lock for work that any thread can do, so that no thread waits for it.
 
 use super::primitives::{
     AtomicBool, Mutex, MutexGuard, Ordering, PoisonError, TryLockError, fence,
 };
 
-/// Guards a state that one thread at a time works on. A thread that finds it locked leaves a request and continues; the
-/// thread that holds the lock runs its work again.
+/// Guards state that one thread at a time works on. A thread that finds it locked leaves a request and goes on. The holder then
+/// runs the work again.
 #[derive(Debug, Default)]
 pub(crate) struct WorkLock<T> {
     wanted: AtomicBool,
@@ -24,8 +24,8 @@ impl<T> WorkLock<T> {
         self.try_run(|state, _| work(state));
     }
 
-    /// Runs the work, unless another thread holds the lock. The flag says whether a request was left: no other thread will
-    /// do what it asks for.
+    /// Runs the work, unless another thread holds the lock. The flag tells the work whether a request was left, which no other
+    /// thread will serve.
     pub(crate) fn try_run(&self, mut work: impl FnMut(MutexGuard<'_, T>, bool)) {
         loop {
             // Either the other thread sees the request, or this one gets the lock.
@@ -45,7 +45,7 @@ impl<T> WorkLock<T> {
         }
     }
 
-    /// Waits for the lock. Requests that are left meanwhile are lost. For ending the work, or for making it run again.
+    /// Waits for the lock. Requests left meanwhile are lost. Meant for ending the work, or for making it run again.
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

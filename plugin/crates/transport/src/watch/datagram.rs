@@ -17,19 +17,19 @@ pub(super) const MAX_DATAGRAM: usize = HEADER + TAG_BYTES + {
     if MAX_VIEW_BYTES > MAX_JSON + 16 { MAX_VIEW_BYTES } else { MAX_JSON + 16 }
 };
 
-/// What processes send each other.
+/// A message between two processes of a job.
 #[derive(Debug, PartialEq)]
 pub(super) enum Datagram {
-    /// The best candidate that the sender knows.
+    /// The best candidate for collector that the sender knows.
     Candidate(Candidate),
-    /// To the collector: what the sender sees.
+    /// The sender's view, for the collector.
     View(View),
     /// The collector's answer: the verdict as JSON, and how long to wait before the next view.
     Answer { collector: u64, interval: Duration, verdict: String },
 }
 
 impl Datagram {
-    /// The bytes to send, signed if there is a key.
+    /// Encodes the datagram, and signs it if there is a key.
     pub(super) fn encode(&self, key: Option<&JobKey>) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         match self {
@@ -55,7 +55,7 @@ impl Datagram {
         out
     }
 
-    /// Reads what a process of the job has sent. `None`: anybody else may have.
+    /// Decodes a datagram; `None` if it is malformed or its signature does not match the key. The input is untrusted.
     pub(super) fn decode(bytes: &[u8], key: Option<&JobKey>) -> Option<Self> {
         let bytes = match key {
             None => bytes,

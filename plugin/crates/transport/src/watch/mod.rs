@@ -1,9 +1,9 @@
-//! Finds what the job waits for, while it runs: sends this process's view to the job's collector, and tells what that has found.
+//! Finds what a running job waits for: sends this process's view to the job's collector and publishes the collector's verdict.
 //!
-//! One thread of a process does that, over UDP. Its sockets have the addresses and ports of the listening sockets of TCP, so
-//! that peers know them. `evenkeel_diagnosis` decides everything. Datagrams are signed with the job key, if there is one. They
-//! are not encrypted: they have names of hosts and figures, and no data. Nothing depends on them. Where they are blocked, each
-//! rank knows what it waits for itself.
+//! One thread per process does this over UDP. Its sockets use the addresses and ports of the TCP listening sockets, which peers
+//! know. All decisions are made by `evenkeel_diagnosis`. Datagrams are signed with the job key if there is one. They are not
+//! encrypted: they carry host names and figures, but no data. No transfer depends on them. Where they are blocked, each rank
+//! still reports its own waits.
 
 mod datagram;
 mod outlets;
@@ -32,29 +32,29 @@ use outlets::Outlets;
 use route::route;
 use views::Views;
 
-/// How often the thread runs. How late it runs shows whether the process gets the CPU.
+/// How often the thread runs. Its scheduling delay shows whether the process gets CPU time.
 const TICK: Duration = Duration::from_millis(100);
-/// How often it beats.
+/// Interval between heartbeats.
 const BEAT: Duration = Duration::from_secs(1);
-/// Maximum number of neighbours that each news is sent to.
+/// Maximum number of neighbours to send each candidate to.
 const MAX_TOLD: usize = 8;
-/// How long a neighbour is remembered that only its datagrams are known of.
+/// How long to remember a neighbour without a connection, known only by its datagrams.
 const NEIGHBOUR_TIME: Duration = Duration::from_secs(20);
 const MAX_NEIGHBOURS: usize = 1024;
-/// Maximum number of sockets: those of the latest listening sockets.
+/// Maximum number of sockets. The latest listening sockets take precedence.
 const MAX_SOCKETS: usize = 8;
-/// Bytes of datagrams that a socket keeps until they are read.
+/// Receive buffer of a socket, in bytes.
 const RECEIVE_BUFFER: usize = 4 << 20;
-/// Maximum number of datagrams that are read before the thread looks at its clock.
+/// Maximum number of datagrams to read from a socket before the thread checks its clock.
 const MAX_BATCH: usize = 4096;
 
-/// The thread, as long as it lives.
+/// Owns the thread. Dropping it stops and joins the thread.
 pub(crate) struct Watch {
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the thread is started with.
+/// What the thread needs from the transport.
 pub(crate) struct WatchContext {
     pub(crate) settings: Arc<Settings>,
     pub(crate) devices: Arc<[Device]>,
@@ -66,11 +66,11 @@ impl Watch {
     /// Starts the thread.
     ///
     /// # Errors
-    /// When the system has no room for it.
+    /// When the system cannot create the thread or its eventfd.
     pub(crate) fn start(context: WatchContext) -> std::io::Result<Self> {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let stopped = Arc::clone(&stop);
-        // It reads the environment, which the caller may change later.
+        // Here and not in the thread, because it reads the environment, which the caller may change later.
         let mut watcher = Watcher::new(context);
         let thread =
             std::thread::Builder::new().name("evenkeel-watch".to_owned()).spawn(move || {
@@ -88,32 +88,32 @@ impl Drop for Watch {
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
         {
-            // It does not panic, and there would be no result to use.
+            // The thread does not panic, and it has no result.
             let _ = thread.join();
         }
     }
 }
 
-/// What the thread knows.
+/// The state of the thread.
 struct Watcher {
     context: WatchContext,
     epoch: Instant,
     process: Process,
-    /// With the address of the listening socket that each belongs to.
+    /// Each with the address of its listening socket.
     sockets: Vec<(SocketAddr, UdpSocket)>,
     /// `None` until there is a socket.
     election: Option<Election>,
     views: Views,
-    /// While this process collects.
+    /// Some while this process is the collector.
     collector: Option<Collector>,
-    /// Another process that collects.
+    /// The last other process known to collect.
     predecessor: Option<Process>,
     /// How long to wait between two views.
     interval: Duration,
-    /// Neighbours by their address, and when something came from them.
+    /// Addresses of neighbours, and when each last sent a datagram.
     heard: HashMap<SocketAddr, Duration>,
     outlets: Outlets,
-    /// Chooses among many neighbours.
+    /// Rotates through the neighbours if there are more than [`MAX_TOLD`].
     turn: usize,
 }
 
@@ -146,7 +146,7 @@ impl Watcher {
             let began = self.now();
             let left = next_tick.saturating_sub(began) + Duration::from_micros(50);
             let waited = self.wait(stop, left);
-            // What it does itself, such as writing a file, does not count as late.
+            // Read before the work, so that the thread's own work, such as writing a file, does not count as delay.
             let now = self.now();
             match waited {
                 Wait::Stopped => return self.leave(),
@@ -182,7 +182,7 @@ impl Watcher {
         }
     }
 
-    /// Opens sockets beside new listening sockets. A process without any has a socket at any port.
+    /// Opens a socket for each new listening socket. A process that listens nowhere gets a socket at any port.
     fn bind(&mut self) {
         let mut listening = self.context.metrics.listening();
         if listening.is_empty() {
@@ -193,11 +193,11 @@ impl Watcher {
             if self.sockets.iter().any(|(beside, _)| *beside == address) {
                 continue;
             }
-            // The port may be in use: the other sockets do.
+            // The UDP port may be in use. The other sockets suffice then.
             if let Ok(socket) = UdpSocket::bind(address)
                 && socket.set_nonblocking(true).is_ok()
             {
-                // The views of a thousand ranks come within a second. The kernel may allow less.
+                // A thousand ranks send views within a second. The kernel may limit the size.
                 let _ = SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BUFFER);
                 self.sockets.push((address, socket));
             }
@@ -222,7 +222,7 @@ impl Watcher {
         self.context.devices.first()?.addresses().first().copied()
     }
 
-    /// Where others reach a socket.
+    /// The address at which others reach a socket.
     fn reachable(&self, socket: &UdpSocket) -> Option<SocketAddr> {
         let mut address = socket.local_addr().ok()?;
         if address.ip().is_unspecified() {
@@ -231,7 +231,7 @@ impl Watcher {
         Some(address)
     }
 
-    /// Beats, and tells neighbours of the best candidate if that is this process.
+    /// Beats, announces a changed candidate to the neighbours, and starts or stops the collector.
     fn beat(&mut self) {
         let now = self.now();
         self.heard.retain(|_, last| now < *last + NEIGHBOUR_TIME);
@@ -254,7 +254,7 @@ impl Watcher {
         }
     }
 
-    /// Tells neighbours of a candidate, but not the one that it came from.
+    /// Sends a candidate to neighbours, except to the one that it came from.
     fn tell(&mut self, candidate: Candidate, not: Option<SocketAddr>) {
         let mut neighbours = self.context.metrics.neighbours();
         neighbours.extend(self.heard.keys().copied());
@@ -274,11 +274,11 @@ impl Watcher {
             |(beside, socket): &(SocketAddr, UdpSocket)| socket.local_addr().unwrap_or(*beside);
         let own: Vec<SocketAddr> = self.sockets.iter().map(address).collect();
         if let Some((at, to)) = route(&own, to) {
-            let _ = self.sockets[at].1.send_to(bytes, to); // what is lost comes again
+            let _ = self.sockets[at].1.send_to(bytes, to); // a lost datagram is repeated
         }
     }
 
-    /// Sends this process's view, and judges if this process collects.
+    /// Sends this process's view, or adds it and judges if this process is the collector.
     fn look(&mut self) {
         let now = self.now();
         let view = self.views.next(&self.context.metrics, now);
@@ -355,7 +355,7 @@ impl Watcher {
         }
     }
 
-    /// The process has closed its last connection: nobody waits for it.
+    /// Tells the collector that this process has closed its last connection, so that it is not suspected.
     fn leave(&mut self) {
         let now = self.now();
         if let Some(election) = &self.election
@@ -375,7 +375,7 @@ enum Wait {
     Stopped,
 }
 
-/// Who this process is. The rank is that of the launcher, of which there are several kinds.
+/// This process's identity. The rank comes from the environment of one of several launchers.
 fn this_process(node: Option<String>) -> Process {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let ranks = [
@@ -387,7 +387,7 @@ fn this_process(node: Option<String>) -> Process {
         "JOB_COMPLETION_INDEX",
     ];
     let rank = ranks.iter().find_map(|name| variable(name)?.parse().ok());
-    // Without random numbers it is still one of its time.
+    // Without random numbers, the time serves as identifier.
     let id = sys::random().unwrap_or_else(|_| sys::coarse_nanoseconds().to_ne_bytes());
     let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     Process {

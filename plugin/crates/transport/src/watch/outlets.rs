@@ -1,4 +1,4 @@
-//! Where verdicts are told: the log, the status folder, the metrics, and Evenkeel's controller.
+//! Publishes verdicts to the log, the status folder, the metrics and Evenkeel's controller.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,23 +13,24 @@ use crate::telemetry::log::Log;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::report;
 
-/// How often the same is logged at most.
+/// Minimum time between two log lines about the same suspect.
 const REPEAT: Duration = Duration::from_secs(60);
-/// How often a verdict is reported while it stands, and the timeline written.
+/// How often a standing verdict is reported and the timeline is written.
 const REFRESH: Duration = Duration::from_secs(10);
-/// How often it is reported that nobody is suspected any more. A datagram may be lost.
+/// How many times to report that nobody is suspected any more, because a datagram may be lost.
 const ENDS_REPORTED: u8 = 3;
 
-/// When the controller is told.
+/// Schedules the reports to the controller.
 #[derive(Debug, Default)]
 struct Reports {
     last: Option<Duration>,
-    /// How often the end of the last verdict is still to be reported.
+    /// How many more times to report the end of the last verdict.
     ends_left: u8,
 }
 
 impl Reports {
-    /// Whether a report is sent now. `stands`: somebody is suspected; `changed`: others than before.
+    /// Whether to send a report now. `stands` is whether somebody is suspected, and `changed` whether the suspects differ from the
+    /// last report's.
     fn are_due(&mut self, stands: bool, changed: bool, now: Duration) -> bool {
         if changed {
             self.ends_left = if stands { 0 } else { ENDS_REPORTED };
@@ -44,15 +45,15 @@ impl Reports {
     }
 }
 
-/// When suspects are written to the log: each once a minute at most, whatever comes and goes between, and its end.
+/// Schedules the log lines about suspects: at most one a minute for each suspect, and one when it is over.
 #[derive(Debug, Default)]
 struct LoggedSuspects {
-    /// Who was logged in the last minute, or stands, when, and whether its end is still to be logged.
+    /// Suspects that stand or were logged in the last minute, when, and whether their end is still to be logged.
     logged: Vec<(Suspect, Duration, bool)>,
 }
 
 impl LoggedSuspects {
-    /// Whether a line is due about the first one of these, and the line about those that are over, which were logged.
+    /// Whether a line about the first of these suspects is due, and the line about logged suspects that are over.
     fn next(&mut self, suspects: &[Suspect], now: Duration) -> (bool, Option<String>) {
         let mut over = Vec::new();
         for (suspect, _, stands) in &mut self.logged {
@@ -79,17 +80,17 @@ impl LoggedSuspects {
     }
 }
 
-/// Tells verdicts, each as often as its readers need it.
+/// Publishes verdicts, at each outlet as often as its readers need them.
 pub(super) struct Outlets {
     log: Arc<dyn Log>,
     metrics: Arc<Metrics>,
     controller: report::Target,
     folder: Option<PathBuf>,
-    /// The names of its files there. A process may have several libraries that watch, each of which has an identifier.
+    /// Names of this process's files there. They contain the identifier, because a process may load several libraries that watch.
     verdict_file: String,
     timeline_file: String,
     wait_limit: Duration,
-    /// The verdict that was told last.
+    /// The last verdict that was published.
     told: Verdict,
     logged: LoggedSuspects,
     wait_logged: Option<Duration>,
@@ -117,7 +118,7 @@ impl Outlets {
         }
     }
 
-    /// The verdict that all ranks get: the log, and the file of this process.
+    /// Publishes the verdict that every rank gets, to the log and to this process's file.
     pub(super) fn told(&mut self, verdict: &Verdict, now: Duration) {
         let is_same = names(verdict) == names(&self.told);
         let kind = |verdict: &Verdict| (verdict.outcome, verdict.ranks);
@@ -130,7 +131,7 @@ impl Outlets {
             self.log.tell(&format!("evenkeel: {}", verdict.text));
         }
         self.told = verdict.clone();
-        // The figures of those that stand change.
+        // The figures of a standing suspect change all the time.
         let stands = !verdict.suspects.is_empty();
         if changed || stands && is_due(self.written, REFRESH, now) {
             self.write(&self.verdict_file, &(verdict.to_json() + "\n"));
@@ -138,7 +139,7 @@ impl Outlets {
         }
     }
 
-    /// The verdict of this process, which collects: the controller, the metrics and the picture.
+    /// Publishes the collector's own verdict, to the controller, the metrics and the picture.
     pub(super) fn judged(&mut self, verdict: &Verdict, timeline: &Timeline, now: Duration) {
         let stands = !verdict.suspects.is_empty();
         let changed = names(verdict) != names(&self.told);
@@ -152,12 +153,12 @@ impl Outlets {
         }
     }
 
-    /// This process no longer collects.
+    /// Withdraws what the collector published, because this process no longer collects.
     pub(super) fn collects_no_more(&self) {
         self.metrics.set_verdict(&Verdict::default());
     }
 
-    /// The longest wait of this process. It is logged beyond a limit, even if nobody is named.
+    /// Publishes this process's longest wait. Beyond a limit it is logged even if nobody is named.
     pub(super) fn waits(&mut self, longest: Option<LongWait>, now: Duration) {
         let Some(wait) = longest.filter(|wait| wait.time >= self.wait_limit) else {
             self.wait_logged = None;
@@ -169,18 +170,18 @@ impl Outlets {
         }
     }
 
-    /// This process waits for nobody any more. The picture stays.
+    /// Withdraws this process's waits. The picture stays.
     pub(super) fn leave(&self) {
         if let Some(folder) = &self.folder {
             let _ = fs::remove_file(folder.join(&self.verdict_file)); // it may never have been written
         }
     }
 
-    /// Writes a file of the status folder, whole or not at all.
+    /// Writes a file of the status folder atomically.
     fn write(&self, name: &str, text: &str) {
         let Some(folder) = &self.folder else { return };
         let temporary = folder.join(format!(".{name}.{}", std::process::id()));
-        // The folder may be gone: the job does not depend on it.
+        // The folder may be gone. The job does not depend on it.
         if fs::write(&temporary, text).is_ok() {
             let _ = fs::rename(&temporary, folder.join(name));
         }

@@ -1,12 +1,12 @@
-//! Which of a process's sockets a datagram leaves by.
+//! Chooses the socket from which to send a datagram.
 
 use std::cmp::Reverse;
 use std::net::{IpAddr, SocketAddr};
 
-/// The index of the socket for a destination, by the sockets' own addresses, and the address that it sends to. `None`: no socket
-/// is of the destination's family.
+/// The index of the socket for a destination, chosen by the sockets' own addresses, and the address to send to. `None` if no socket
+/// has the destination's address family.
 ///
-/// Of several, the one that is nearest: an address of another card may be dropped on the way, where sources are filtered.
+/// The nearest socket wins: reverse-path filtering may drop datagrams with another card's source address.
 pub(super) fn route(own: &[SocketAddr], to: SocketAddr) -> Option<(usize, SocketAddr)> {
     let ways =
         own.iter().enumerate().filter_map(|(at, own)| Some((at, *own, destination(*own, to)?)));
@@ -14,18 +14,18 @@ pub(super) fn route(own: &[SocketAddr], to: SocketAddr) -> Option<(usize, Socket
     nearest.map(|(at, _, to)| (at, to))
 }
 
-/// The destination, as a socket of this address takes it.
+/// The destination in the form that a socket with this address takes.
 fn destination(own: SocketAddr, to: SocketAddr) -> Option<SocketAddr> {
     match (own, to) {
         (SocketAddr::V4(_), SocketAddr::V4(_)) => Some(to),
-        // A link-local address is of an interface, which is this end's to know (RFC 4007).
+        // A link-local address needs a zone, which only this host knows (RFC 4007).
         (SocketAddr::V6(own), SocketAddr::V6(mut to)) => {
             if to.ip().is_unicast_link_local() && to.scope_id() == 0 {
                 to.set_scope_id(own.scope_id());
             }
             Some(to.into())
         }
-        // A socket at `[::]` takes IPv4 too (RFC 3493, section 3.7).
+        // A socket at `[::]` also sends to IPv4 (RFC 3493, section 3.7).
         (SocketAddr::V6(own), SocketAddr::V4(to)) if own.ip().is_unspecified() => {
             Some(SocketAddr::new(to.ip().to_ipv6_mapped().into(), to.port()))
         }
@@ -33,7 +33,7 @@ fn destination(own: SocketAddr, to: SocketAddr) -> Option<SocketAddr> {
     }
 }
 
-/// Number of leading bits that both have.
+/// Number of leading bits that both addresses share.
 fn common_bits(one: IpAddr, other: IpAddr) -> u32 {
     match (one, other) {
         (IpAddr::V4(one), IpAddr::V4(other)) => (one.to_bits() ^ other.to_bits()).leading_zeros(),

@@ -1,4 +1,4 @@
-//! This process's view, from what its connections have counted since the last one.
+//! Makes this process's views from what its connections counted.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -11,23 +11,23 @@ use crate::connection::base::Direction;
 use crate::telemetry::metrics::{Metrics, Observed};
 use crate::telemetry::waits::WaitTimes;
 
-/// A flow is not answered if so many retransmissions in a row are not, for this time.
+/// A flow counts as unanswered after this many consecutive unanswered retransmissions over this time.
 const UNANSWERED: u8 = 2;
 const SILENT: Duration = Duration::from_secs(1);
-/// Number of idle connections in each view, in turn: the collector has to know whose they are before they are waited for.
+/// Number of idle connections in each view, which take turns: the collector must know their ends before somebody waits for them.
 const IDLE_SHOWN: usize = 8;
 
-/// What was counted at the last view.
+/// The counters at the last view.
 pub(super) struct Views {
     process: Process,
     sequence: u32,
     at: Duration,
     uncalled: Duration,
-    /// How much later than asked the thread has run since then.
+    /// Scheduling delay of the thread since then.
     delay: Duration,
     connections: HashMap<u64, Counted>,
     longest: Option<LongWait>,
-    /// The idle connection that is shown next, and the other one.
+    /// Positions in the rotations through the idle connections and through all others.
     next_idle: usize,
     next_other: usize,
 }
@@ -37,19 +37,19 @@ struct Counted {
     waits: WaitTimes,
     bytes: u64,
     retransmits: Option<u64>,
-    /// Of each flow, how long it had bytes that were not acknowledged.
+    /// For each flow, how long it had unacknowledged bytes.
     unacknowledged: Vec<Duration>,
-    /// When these two were read: with the last view that showed the connection.
+    /// When these two were read, which is at the last view that included the connection.
     read: Duration,
 }
 
-/// The longest wait for requests that are outstanding.
+/// The longest wait for outstanding requests.
 #[derive(Clone, Debug)]
 pub(super) struct LongWait {
     pub(super) time: Duration,
     pub(super) peer: SocketAddr,
     pub(super) sends: bool,
-    /// Whether bytes are under way. Otherwise the peer has not called.
+    /// Whether bytes are under way. If not, the peer has not called.
     pub(super) is_wire: bool,
     pub(super) device: String,
 }
@@ -69,17 +69,17 @@ impl Views {
         }
     }
 
-    /// The thread has run so much later than it asked for.
+    /// Adds scheduling delay of the thread.
     pub(super) fn add_delay(&mut self, delay: Duration) {
         self.delay += delay;
     }
 
-    /// The longest wait, as of the last view.
+    /// The longest wait at the last view.
     pub(super) fn longest_wait(&self) -> Option<LongWait> {
         self.longest.clone()
     }
 
-    /// The view since the last one.
+    /// Makes the next view.
     pub(super) fn next(&mut self, metrics: &Metrics, now: Duration) -> View {
         let mut all: Vec<(ConnectionView, Arc<dyn Observed>)> = Vec::new();
         let (mut counted, mut devices): (HashMap<u64, Counted>, Vec<String>) = Default::default();
@@ -135,12 +135,12 @@ impl Views {
             view.device = device as u8;
             if view.is_sender && view.outstanding > 0 {
                 let known = counted.entry(view.id).or_default();
-                // What has come together since then, as if it had in the time of this view.
+                // Scales what accumulated since then to the time of this view.
                 let since = now.saturating_sub(std::mem::replace(&mut known.read, now));
                 let of_view = f64::from(window) / f64::from(milliseconds(since).max(1));
                 let mut retransmits = 0;
                 let paths = connection.paths();
-                // Flows share the bytes of a message, so the one that takes longest says how long they are under way.
+                // Flows share the bytes of a message, so the slowest flow determines how long they are under way.
                 let flows = paths.iter().zip(&known.unacknowledged);
                 let longest = flows.map(|(path, before)| path.busy.saturating_sub(*before)).max();
                 let longest = longest.unwrap_or_default().mul_f64(of_view);
@@ -185,7 +185,7 @@ impl Views {
         view
     }
 
-    /// The last view of a process that ends: it has no connections any more.
+    /// The last view of a process, which has closed all connections.
     pub(super) fn last(&mut self, now: Duration) -> View {
         View {
             process: self.process.clone(),
