@@ -142,6 +142,9 @@ func explainOther(ctx context.Context, cluster client.Client, object *unstructur
 	if err := explainPods(pods, out); err != nil {
 		return err
 	}
+	if err := explainRefusals(ctx, cluster, object, pods, out, now); err != nil {
+		return err
+	}
 	if err := explainSuspects(pods, out, now); err != nil {
 		return err
 	}
@@ -171,6 +174,9 @@ func explainJob(ctx context.Context, cluster client.Client, job *unstructured.Un
 		return err
 	}
 	if err := explainPods(pods, out); err != nil {
+		return err
+	}
+	if err := explainRefusals(ctx, cluster, job, pods, out, now); err != nil {
 		return err
 	}
 	if err := explainSuspects(pods, out, now); err != nil {
@@ -332,11 +338,7 @@ func explainEvents(ctx context.Context, cluster client.Client, job *unstructured
 	fmt.Fprintln(out, "\nEvents")
 	var rows [][]string
 	for _, e := range ours {
-		when := age(e.LastTimestamp, now) + " ago"
-		if e.Count > 1 {
-			when += fmt.Sprintf(" (x%d over %s)", e.Count, age(e.FirstTimestamp, now))
-		}
-		rows = append(rows, []string{when, e.Reason, e.Message})
+		rows = append(rows, []string{eventTime(&e, now), e.Reason, e.Message})
 	}
 	return table(out, "  ", rows)
 }
