@@ -507,18 +507,23 @@ func TestWorkloadWebhookSaysWhatMPIRunHasToPass(t *testing.T) {
 func TestWorkloadWebhookRDMADevices(t *testing.T) {
 	const mpi = `{"apiVersion":"kubeflow.org/v2beta1","kind":"MPIJob","metadata":{"name":"train","annotations":{"evenkeel.dev/profile":"default"EXTRA}},"spec":{"mpiReplicaSpecs":{
 	  "Launcher":{"template":{"spec":{"containers":[{"name":"mpirun"}]}}},
-	  "Worker":{"replicas":2,"template":{"metadata":{"annotations":{"evenkeel.dev/rdma-networks":"of another job"}},"spec":{"containers":[{"name":"sshd","resources":{"limits":{"cpu":"1000m"GPU}}},{"name":"logger"}]}}}}}}`
+	  "Worker":{"replicas":2,"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/default-container":"DEFAULT","evenkeel.dev/rdma-networks":"of another job"}},"spec":{"containers":[{"name":"sshd","resources":{"limits":{"cpu":"1000m"GPU}}},{"name":"logger"}]}}}}}}`
 	const gpu = `,"nvidia.com/gpu":8`
 	offered := profile("default", nil)
 	offered.Status.RDMAResourceName = "rdma/hca"
 	for _, test := range []struct{ name, extra, gpu, want string }{
 		{"those with GPUs", "", gpu, "Worker.sshd"},
-		{"all, without GPUs", "", "", "Launcher.mpirun Worker.logger Worker.sshd"},
+		{"one of each pod, without GPUs", "", "", "Launcher.mpirun Worker.sshd"},
+		{"the default container", "", "", "Launcher.mpirun Worker.logger"},
 		{"the chosen", `,"evenkeel.dev/containers":"mpirun,logger"`, gpu, "Launcher.mpirun Worker.logger"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			reader := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(offered).Build()
-			text := strings.NewReplacer("EXTRA", test.extra, "GPU", test.gpu).Replace(mpi)
+			byDefault := ""
+			if test.name == "the default container" {
+				byDefault = "logger"
+			}
+			text := strings.NewReplacer("EXTRA", test.extra, "GPU", test.gpu, "DEFAULT", byDefault).Replace(mpi)
 			object := created(t, job{raw: text}, reader, reductionImage)
 			templates, err := workload.Templates(object)
 			if err != nil {

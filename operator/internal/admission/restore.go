@@ -61,7 +61,7 @@ func restoreSpec(t workload.Template, queued bool) error {
 		return fmt.Errorf("%s: %w", t.Path, err)
 	}
 	if resolved.RDMA != nil {
-		if err := t.AddResources(func(spec *corev1.PodSpec) error { return inject.AddDevices(spec, resolved) }); err != nil {
+		if err := t.AddResources(func(spec *corev1.PodSpec) error { return inject.AddDevices(spec, t.Annotations(), resolved) }); err != nil {
 			return err
 		}
 	}

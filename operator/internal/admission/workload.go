@@ -242,7 +242,7 @@ func (w workloadPinner) pinProfile(ctx context.Context, job *unstructured.Unstru
 			return nil, refusal{err}
 		}
 		if here.RDMA != nil {
-			if err := t.AddResources(func(spec *corev1.PodSpec) error { return inject.AddDevices(spec, here) }); err != nil {
+			if err := t.AddResources(func(spec *corev1.PodSpec) error { return inject.AddDevices(spec, t.Annotations(), here) }); err != nil {
 				return nil, refusal{err}
 			}
 		}

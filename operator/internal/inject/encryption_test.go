@@ -109,7 +109,10 @@ func TestInjectEncryptionRefusesClear(t *testing.T) {
 		"mounts /opt/evenkeel itself":       {VolumeMounts: []corev1.VolumeMount{{Name: "mine", MountPath: "/opt/evenkeel"}}},
 	} {
 		c.Name = "main"
-		err := Apply(pod(corev1.Container{Name: "first"}, c), resolved(encrypted), "")
+		err := Apply(pod(corev1.Container{Name: "first"}, c), resolved(func(r *Resolved) {
+			encrypted(r)
+			r.Containers = []string{"first", "main"}
+		}), "")
 		if err == nil || !strings.Contains(err.Error(), "container main "+want+", and NetworkProfile default requires encryption") {
 			t.Errorf("%s: %v", want, err)
 		}

@@ -4,17 +4,9 @@ package inject
 
 import (
 	"fmt"
-	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-
-	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
-	"evenkeel.dev/evenkeel/operator/internal/accelerator"
 )
-
-// meshSidecars are containers that other injectors add. They run no training.
-var meshSidecars = []string{"istio-proxy", "linkerd-proxy"}
 
 // Apply makes all changes of the pod webhook: it adds the plugin, which reports to the address, if there is one; it keeps the pod
 // away from unhealthy nodes, and gates it where its job asks for that. An error is for the user: it says what is wrong with the pod.
@@ -85,37 +77,4 @@ type target struct {
 
 func (t *target) skip(format string, args ...any) {
 	t.skipped = append(t.skipped, fmt.Sprintf("container %s: ", t.Name)+fmt.Sprintf(format, args...))
-}
-
-// selectContainers returns the containers that run training: those the user named, else those that request accelerators, else all.
-func selectContainers(pod *corev1.Pod, r Resolved) ([]*corev1.Container, error) {
-	var all, gpu, named []*corev1.Container
-	var names []string
-	for i := range pod.Spec.Containers {
-		c := &pod.Spec.Containers[i]
-		names = append(names, c.Name)
-		if slices.Contains(r.Containers, c.Name) {
-			named = append(named, c)
-		}
-		if slices.Contains(meshSidecars, c.Name) {
-			continue
-		}
-		all = append(all, c)
-		if accelerator.Requests(c) {
-			gpu = append(gpu, c)
-		}
-	}
-	for _, name := range r.Containers {
-		if !slices.Contains(names, name) {
-			return nil, fmt.Errorf("annotation %s names the container %q; the pod has %s", evenkeel.ContainersKey, name, strings.Join(names, ", "))
-		}
-	}
-	switch {
-	case len(named) > 0:
-		return named, nil
-	case len(gpu) > 0:
-		return gpu, nil
-	default:
-		return all, nil
-	}
 }

@@ -228,7 +228,7 @@ func TestInjectSelectsContainers(t *testing.T) {
 		chosen     []string
 		want       []string
 	}{
-		"all without GPUs":       {containers: []corev1.Container{{Name: "a"}, {Name: "b"}}, want: []string{"a", "b"}},
+		"one without GPUs":       {containers: []corev1.Container{{Name: "a"}, {Name: "b"}}, want: []string{"a"}},
 		"only those with GPUs":   {containers: []corev1.Container{{Name: "a"}, {Name: "b", Resources: gpu}}, want: []string{"b"}},
 		"the chosen":             {containers: []corev1.Container{{Name: "a"}, {Name: "b", Resources: gpu}}, chosen: []string{"a"}, want: []string{"a"}},
 		"never a mesh's sidecar": {containers: []corev1.Container{{Name: "istio-proxy"}, {Name: "a"}}, want: []string{"a"}},

@@ -76,7 +76,7 @@ func TestInjectLeavesWindowsPodsAlone(t *testing.T) {
 	p.Spec.OS = &corev1.PodOS{Name: corev1.Windows}
 	p.Labels = map[string]string{evenkeel.GatedKey: evenkeel.GatedValue}
 	r := withRDMA(nil)
-	if err := AddDevices(&p.Spec, r); err != nil {
+	if err := AddDevices(&p.Spec, p.Annotations, r); err != nil {
 		t.Fatal(err)
 	}
 	before := p.DeepCopy()

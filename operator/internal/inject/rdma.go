@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
@@ -110,12 +111,12 @@ func rdmaFromPod(annotations map[string]string) (*RDMA, error) {
 }
 
 // AddDevices adds the RDMA device to the same containers of a job's pod template to which [Apply] adds it in the pod, since quotas
-// and queues read templates.
-func AddDevices(spec *corev1.PodSpec, r Resolved) error {
+// and queues read templates. Annotations are the template's.
+func AddDevices(spec *corev1.PodSpec, annotations map[string]string, r Resolved) error {
 	if r.RDMA == nil || forWindows(spec) {
 		return nil
 	}
-	containers, err := selectContainers(&corev1.Pod{Spec: *spec}, r)
+	containers, err := selectContainers(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: annotations}, Spec: *spec}, r)
 	if err != nil {
 		return err
 	}

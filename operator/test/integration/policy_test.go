@@ -279,6 +279,7 @@ func injectionCases() []injectionCase {
 			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "batch/v1", Kind: "Job", Name: "r", UID: "2", Controller: &yes}}
 		}},
 		{name: "many containers and variables", profile: "both-settings", change: func(p *corev1.Pod) {
+			p.Annotations[evenkeel.ContainersKey] = "pytorch"
 			for len(p.Spec.Containers) < 20 {
 				c := p.Spec.Containers[0].DeepCopy()
 				c.Name = fmt.Sprintf("c%d", len(p.Spec.Containers))
@@ -286,6 +287,7 @@ func injectionCases() []injectionCase {
 					c.Env = append(c.Env, corev1.EnvVar{Name: "V" + strings.Repeat("x", len(c.Env)), Value: "1"})
 				}
 				p.Spec.Containers = append(p.Spec.Containers, *c)
+				p.Annotations[evenkeel.ContainersKey] += "," + c.Name
 			}
 		}},
 	}
