@@ -45,7 +45,9 @@ const (
 	PluginPathKey     = "evenkeel.dev/plugin-path"
 	ConflictPolicyKey = "evenkeel.dev/conflict-policy"
 	PythonKey         = "evenkeel.dev/python"
-	EnvironmentKey    = "evenkeel.dev/environment"
+	// InstallResourcesKey has the CPU and memory of the init container, where they are not the default: cpu=250m,memory=128Mi.
+	InstallResourcesKey = "evenkeel.dev/install-resources"
+	EnvironmentKey      = "evenkeel.dev/environment"
 	// ImagePullSecretsKey has the names of the Secrets that pods get to pull the plugin image with, comma-separated.
 	ImagePullSecretsKey = "evenkeel.dev/image-pull-secrets"
 	// ReductionServersKey has the addresses of the job's reduction servers.

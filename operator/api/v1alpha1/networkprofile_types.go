@@ -321,6 +321,11 @@ type PluginSpec struct {
 	// +kubebuilder:default=/plugin
 	Path string `json:"path,omitempty"`
 
+	// installResources are the CPU and memory of the init container that copies the files, with delivery InitContainer. A LimitRange of
+	// the job's namespace changes them to what it allows. Default: 100m and 64Mi.
+	// +optional
+	InstallResources InstallResources `json:"installResources,omitzero"`
+
 	// conflictPolicy is for containers that set NCCL_NET_PLUGIN themselves: Keep (the default) keeps their plugin, Replace replaces it.
 	// +optional
 	// +kubebuilder:default=Keep
@@ -336,6 +341,24 @@ type PluginSpec struct {
 	// itself stays in front. A PYTHONPATH that is set in the training image, and not in the pod, is hidden: repeat it in the pod.
 	// +optional
 	Python PythonDelivery `json:"python,omitempty"`
+}
+
+// InstallResources are what the init container gets that copies the files. It requests as much as it is limited to, so that a pod
+// stays in the QoS class Guaranteed. It gets none in a pod without any CPU or memory, or with resources of the pod as a whole.
+//
+// +kubebuilder:validation:MinProperties=1
+type InstallResources struct {
+	// cpu is the request and the limit. Default: 100m.
+	// +optional
+	// +kubebuilder:default="100m"
+	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isGreaterThan(quantity('0'))",message="cpu is more than 0, such as 100m"
+	CPU *resource.Quantity `json:"cpu,omitempty"`
+
+	// memory is the request and the limit. Default: 64Mi.
+	// +optional
+	// +kubebuilder:default="64Mi"
+	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isGreaterThan(quantity('0'))",message="memory is more than 0, such as 64Mi"
+	Memory *resource.Quantity `json:"memory,omitempty"`
 }
 
 // TransportSpec has the plugin's settings.

@@ -200,7 +200,7 @@ func (w *webhookRole) run(ctx context.Context) error {
 func serve(ctx context.Context, mgr ctrl.Manager, checks []healthz.Checker) error {
 	namespaces := &metav1.PartialObjectMetadata{}
 	namespaces.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
-	for _, object := range []client.Object{&evenkeel.NetworkProfile{}, &evenkeel.NetworkCheckPolicy{}, namespaces} {
+	for _, object := range []client.Object{&evenkeel.NetworkProfile{}, &evenkeel.NetworkCheckPolicy{}, &corev1.LimitRange{}, namespaces} {
 		if _, err := mgr.GetCache().GetInformer(ctx, object); err != nil {
 			return fmt.Errorf("watch %T: %w", object, err)
 		}
@@ -208,7 +208,7 @@ func serve(ctx context.Context, mgr ctrl.Manager, checks []healthz.Checker) erro
 	var synced atomic.Bool
 	listed := func(*http.Request) error {
 		if !synced.Load() {
-			return errors.New("profiles, policies and namespaces are not listed yet")
+			return errors.New("profiles, policies, LimitRanges and namespaces are not listed yet")
 		}
 		return nil
 	}
@@ -223,7 +223,7 @@ func serve(ctx context.Context, mgr ctrl.Manager, checks []healthz.Checker) erro
 		if mgr.GetCache().WaitForCacheSync(limited) {
 			synced.Store(true)
 		} else if running.Err() == nil {
-			stop(fmt.Errorf("profiles, policies and namespaces could not be listed within %s: the messages above say why", syncTimeout))
+			stop(fmt.Errorf("profiles, policies, LimitRanges and namespaces could not be listed within %s: the messages above say why", syncTimeout))
 		}
 	}()
 	if err := mgr.Start(running); err != nil {

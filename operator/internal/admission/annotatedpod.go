@@ -27,7 +27,7 @@ const maxRemembered = 4096
 // AnnotatedPods is the webhook for pods whose own annotation asks for a profile: those of owners of kinds that Evenkeel does not
 // list, which the annotation on a pod template reaches. All pods of an owner get the profile as it was when the first was created:
 // the others copy it from a pod that lives. The names of containers are each pod's own. Both readers serve NetworkProfiles and Namespaces,
-// cached serves NetworkCheckPolicies too.
+// cached serves NetworkCheckPolicies and LimitRanges too.
 func AnnotatedPods(scheme *runtime.Scheme, cached, live client.Reader, siblings *Siblings, reports func() string) *admission.Webhook {
 	return admission.WithDefaulter[*corev1.Pod](scheme, &annotatedPodInjector{cached: cached, live: live, siblings: siblings, reports: reports, known: map[ownerKey]inject.Resolved{}})
 }
@@ -124,6 +124,9 @@ func (a *annotatedPodInjector) resolve(ctx context.Context, name string, key own
 			return resolved, err
 		}
 		resolved = inject.Resolve(profile, "")
+		if err := fitLimitRanges(ctx, a.cached, key.namespace, &resolved); err != nil {
+			return resolved, err
+		}
 		resolved.OmitTuner(profile)
 		if _, err := checkRDMA(profile, resolved.RDMA); err != nil {
 			return resolved, err

@@ -125,7 +125,8 @@ func TestSiblingsKeepWhatPodsGotOnce(t *testing.T) {
 func TestAnnotatedPodNeedsNoList(t *testing.T) {
 	base := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(profile("default", nil)).Build()
 	reader := interceptor.NewClient(base, interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
-		if _, policies := list.(*evenkeel.NetworkCheckPolicyList); policies {
+		switch list.(type) {
+		case *evenkeel.NetworkCheckPolicyList, *corev1.LimitRangeList: // of which the cache has few
 			return c.List(ctx, list, options...)
 		}
 		return fmt.Errorf("a list of %T", list)

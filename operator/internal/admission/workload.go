@@ -32,8 +32,8 @@ import (
 
 // Workloads is the webhook for annotated jobs. It resolves the profile once, when the job is created, and writes what
 // it found on the job's pod templates, the names of its reduction servers with it. It gates the job where a policy wants its
-// nodes proven first. Both readers serve NetworkProfiles, NetworkCheckPolicies and Namespaces: cached is fast, live is
-// current. ReductionImage is the installation's image of reduction servers; empty: it has none.
+// nodes proven first. Both readers serve NetworkProfiles, NetworkCheckPolicies and Namespaces: cached is fast, and serves LimitRanges
+// too; live is current. ReductionImage is the installation's image of reduction servers; empty: it has none.
 func Workloads(cached, live client.Reader, reductionImage string) *admission.Webhook {
 	return &admission.Webhook{Handler: workloadPinner{cached, live, reductionImage}}
 }
@@ -185,6 +185,9 @@ func (w workloadPinner) pinProfile(ctx context.Context, job *unstructured.Unstru
 		return nil, refusal{err}
 	}
 	resolved := inject.Resolve(profile, job.GetAnnotations()[evenkeel.ContainersKey])
+	if err := fitLimitRanges(ctx, w.cached, req.Namespace, &resolved); err != nil {
+		return nil, err
+	}
 	resolved.AddTuner(profile, job.GroupVersionKind().GroupKind())
 	var noServers string
 	if resolved.Reduction, noServers, err = w.assignServers(job, templates, profile, resolved.Image, req); err != nil {

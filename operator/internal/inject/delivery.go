@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
@@ -127,42 +126,13 @@ func installContainer(pod *corev1.Pod, r Resolved) corev1.Container {
 		Command:         []string{"/evenkeel-install"},
 		Args:            []string{r.Path, MountPath + r.Path},
 		VolumeMounts:    []corev1.VolumeMount{{Name: volumeName, MountPath: MountPath}},
-		Resources:       installResources(pod),
+		Resources:       r.installResources(pod),
 		SecurityContext: &corev1.SecurityContext{
 			RunAsNonRoot: &yes, RunAsUser: installUser(pod), ReadOnlyRootFilesystem: &yes, AllowPrivilegeEscalation: &no,
 			Capabilities:   &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 		},
 	}
-}
-
-// installResources leaves the pod's QoS class as it is, since the kubelet assigns whole cores and NUMA nodes to Guaranteed
-// pods only. A quota may require a limit of each container, so that a pod with limits gets them here too.
-func installResources(pod *corev1.Pod) corev1.ResourceRequirements {
-	if hasPodResources(pod) || !hasComputeResources(pod) {
-		return corev1.ResourceRequirements{}
-	}
-	list := func() corev1.ResourceList {
-		return corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("100m"), corev1.ResourceMemory: resource.MustParse("64Mi")}
-	}
-	return corev1.ResourceRequirements{Requests: list(), Limits: list()}
-}
-
-// hasPodResources reports whether the pod as a whole has resources, which then decide its class and satisfy quotas.
-func hasPodResources(pod *corev1.Pod) bool {
-	return pod.Spec.Resources != nil && len(pod.Spec.Resources.Requests)+len(pod.Spec.Resources.Limits) > 0
-}
-
-// hasComputeResources reports whether any container has CPU or memory, so that the pod is not BestEffort.
-func hasComputeResources(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), func(c corev1.Container) bool {
-		for _, list := range []corev1.ResourceList{c.Resources.Requests, c.Resources.Limits} {
-			if list.Cpu().Sign() > 0 || list.Memory().Sign() > 0 {
-				return true
-			}
-		}
-		return false
-	})
 }
 
 // installUser is nil wherever the container then gets a user that is not root: the pod's, the one that the cluster assigns

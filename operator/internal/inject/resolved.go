@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
@@ -26,6 +27,8 @@ type Resolved struct {
 	Delivery evenkeel.Delivery
 	// Path is the folder of the libraries in the image, or in the container for Preinstalled.
 	Path string
+	// Install are the CPU and memory of the init container that copies the files; nil: the default.
+	Install corev1.ResourceList `json:",omitempty"`
 	// Conflict is Keep or Replace.
 	Conflict evenkeel.ConflictPolicy
 	// Python says whether containers find the Python package.
@@ -54,6 +57,7 @@ func Resolve(profile *evenkeel.NetworkProfile, containers string) Resolved {
 		Image:       plugin.Image,
 		Delivery:    plugin.Delivery,
 		Path:        plugin.LibraryPath(),
+		Install:     installList(plugin.InstallResources),
 		Conflict:    plugin.ConflictPolicy,
 		Python:      plugin.Python == evenkeel.PythonEnabled,
 		Environment: map[string]string{},
@@ -103,6 +107,9 @@ func (r Resolved) Annotations() map[string]string {
 	if len(r.ImagePullSecrets) > 0 {
 		a[evenkeel.ImagePullSecretsKey] = strings.Join(r.ImagePullSecrets, ",")
 	}
+	if r.Install != nil {
+		a[evenkeel.InstallResourcesKey] = formatInstall(r.Install)
+	}
 	if r.Python {
 		a[evenkeel.PythonKey] = string(evenkeel.PythonEnabled)
 	}
@@ -131,7 +138,7 @@ func (r Resolved) Annotations() map[string]string {
 // Keys are the labels and annotations that not every Resolved has.
 func Keys() []string {
 	return append([]string{
-		evenkeel.PluginImageKey, evenkeel.ImagePullSecretsKey, evenkeel.PythonKey, evenkeel.EnvironmentKey, evenkeel.ContainersKey,
+		evenkeel.PluginImageKey, evenkeel.ImagePullSecretsKey, evenkeel.InstallResourcesKey, evenkeel.PythonKey, evenkeel.EnvironmentKey, evenkeel.ContainersKey,
 		evenkeel.ReductionServersKey, evenkeel.ReductionClientKey, evenkeel.RDMAUnusedKey, evenkeel.JobKeyKey, evenkeel.TunerUnsetKey,
 	}, rdmaKeys...)
 }
@@ -199,6 +206,9 @@ func FromPod(labels, annotations map[string]string) (Resolved, error) {
 		}
 	}
 	var err error
+	if r.Install, err = parseInstall(annotations[evenkeel.InstallResourcesKey]); err != nil {
+		return r, err
+	}
 	if r.JobKey, err = keyFromPod(labels, annotations); err != nil {
 		return r, err
 	}

@@ -19,6 +19,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -460,7 +461,7 @@ func TestDefaultProfileRefusedIsCondition(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := waitProfile(t, "default", applied(metav1.ConditionFalse, test.part))
-		if p.Spec.Plugin != before.Spec.Plugin || !install.controller.ready() {
+		if !equality.Semantic.DeepEqual(p.Spec.Plugin, before.Spec.Plugin) || !install.controller.ready() {
 			t.Errorf("%s: spec %+v, conditions %+v", test.spec, p.Spec, p.Status.Conditions)
 		}
 		waitProfile(t, "default", func(p *evenkeel.NetworkProfile) bool { return ready(p) != nil })
@@ -500,6 +501,9 @@ func TestPermissionsAreNarrow(t *testing.T) {
 		{"evenkeel-certificates", "patch", "admissionregistration.k8s.io", "validatingwebhookconfigurations", "", "evenkeel", true},
 		{"evenkeel-certificates", "patch", "admissionregistration.k8s.io", "validatingwebhookconfigurations", "", "another", false},
 		{"evenkeel-webhook", "create", "", "pods", "default", "", false},
+		{"evenkeel-webhook", "list", "", "limitranges", "default", "", true},
+		{"evenkeel-webhook", "update", "", "limitranges", "default", "team", false},
+		{"evenkeel-webhook", "get", "", "configmaps", "default", "mine", false},
 		// Of which reasons, an admission policy says.
 		{"evenkeel-webhook", "create", "", "events", "default", "", true},
 		{"evenkeel-webhook", "list", "", "events", "default", "", false},
