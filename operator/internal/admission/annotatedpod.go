@@ -45,8 +45,11 @@ type annotatedPodInjector struct {
 // Default pins the profile to the pod and injects it. An error refuses the pod; its text is for the user.
 func (a *annotatedPodInjector) Default(ctx context.Context, pod *corev1.Pod) error {
 	name := pod.Annotations[evenkeel.ProfileKey]
-	if name == "" || pod.Labels[evenkeel.ProfileKey] != "" { // declined, or the other webhook's
+	if name == "" { // declined
 		return nil
+	}
+	if pod.Labels[evenkeel.ProfileKey] != "" { // pinned before: a webhook that came later may have taken something of it
+		return injectPod(pod, a.reports())
 	}
 	request, err := admission.RequestFromContext(ctx)
 	if err != nil {

@@ -52,10 +52,8 @@ func addVolume(pod *corev1.Pod, r Resolved) error {
 	if err := checkVolumeName(pod, volumeName); err != nil {
 		return err
 	}
-	for _, c := range pod.Spec.InitContainers {
-		if c.Name == installName {
-			return fmt.Errorf("the pod has an init container named %q already: Evenkeel needs that name, rename yours", installName)
-		}
+	if hasInstall(pod) {
+		return fmt.Errorf("the pod has an init container named %q already: Evenkeel needs that name, rename yours", installName)
 	}
 	source := corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: r.Image, PullPolicy: corev1.PullIfNotPresent}}
 	if r.Delivery == evenkeel.DeliveryInitContainer {
@@ -70,6 +68,18 @@ func addVolume(pod *corev1.Pod, r Resolved) error {
 		}
 	}
 	return nil
+}
+
+// restoreInstall puts the container that copies the files back into an injected pod, from which a webhook that came later has taken it,
+// as those do that replace the list. Its volume would be empty, and NCCL would do without the plugin.
+func restoreInstall(pod *corev1.Pod, r Resolved) {
+	if r.Delivery == evenkeel.DeliveryInitContainer && !hasInstall(pod) && !forWindows(&pod.Spec) {
+		pod.Spec.InitContainers = slices.Insert(pod.Spec.InitContainers, 0, installContainer(pod, r))
+	}
+}
+
+func hasInstall(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.InitContainers, func(c corev1.Container) bool { return c.Name == installName })
 }
 
 // DeliveredImage is the image that a pod has the plugin's files from; empty: it gets none.

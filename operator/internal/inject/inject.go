@@ -24,6 +24,7 @@ func Apply(pod *corev1.Pod, r Resolved, reports string) error {
 // have to run on unhealthy nodes too.
 func AddPlugin(pod *corev1.Pod, r Resolved) error {
 	if isInjected(pod, r) {
+		restoreInstall(pod, r)
 		return nil
 	}
 	if forWindows(&pod.Spec) {

@@ -85,6 +85,19 @@ func TestInjectInitContainer(t *testing.T) {
 	}
 }
 
+// A webhook that is called later may replace the list of init containers. The API server calls ours again then.
+func TestInjectPutsInitContainerBack(t *testing.T) {
+	r := resolved(func(r *Resolved) { r.Delivery = evenkeel.DeliveryInitContainer })
+	p := apply(t, pod(corev1.Container{Name: "main"}), r)
+	want := p.Spec.DeepCopy()
+	p.Spec.InitContainers = []corev1.Container{{Name: "theirs"}}
+	apply(t, p, r)
+	want.InitContainers = append(want.InitContainers, corev1.Container{Name: "theirs"})
+	if diff := cmp.Diff(want, &p.Spec); diff != "" {
+		t.Error(diff)
+	}
+}
+
 // qosClass is the API server's rule, of pkg/apis/core/v1/helper/qos in Kubernetes 1.36.
 func qosClass(pod *corev1.Pod) corev1.PodQOSClass {
 	type amounts map[corev1.ResourceName]*resource.Quantity

@@ -210,6 +210,39 @@ func TestInjectOnlyAnnotatedJobs(t *testing.T) {
 	}
 }
 
+func TestInjectPutsInitContainerBack(t *testing.T) {
+	newProfile(t, "put-back", evenkeel.NetworkProfileSpec{Plugin: evenkeel.PluginSpec{Delivery: evenkeel.DeliveryInitContainer}})
+	keepsInitContainer(t, asking("put-back"))
+	keepsInitContainer(t, labelledPod)
+}
+
+// asking makes pods that ask for the profile themselves.
+func asking(profile string) func(namespace string) *corev1.Pod {
+	return func(namespace string) *corev1.Pod {
+		pod := plainPod(namespace)
+		pod.Annotations = map[string]string{evenkeel.ProfileKey: profile}
+		return pod
+	}
+}
+
+// keepsInitContainer has another webhook replace the init containers of a pod.
+func keepsInitContainer(t *testing.T, newPod func(namespace string) *corev1.Pod) {
+	t.Helper()
+	ns := newNamespace(t, nil)
+	laterWebhook(t, ns, admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}},
+		`[{"op": "add", "path": "/spec/initContainers", "value": [{"name": "theirs", "image": "registry.example.com/mesh:1"}]}]`)
+	eventually(t, "the other webhook is called", func(ctx context.Context) (bool, error) {
+		pod := newPod(ns)
+		if err := dryRun(ctx, pod); err != nil || !slices.ContainsFunc(pod.Spec.InitContainers, func(c corev1.Container) bool { return c.Name == "theirs" }) {
+			return false, err
+		}
+		if c := pod.Spec.InitContainers; len(c) != 2 || c[0].Name != "evenkeel-install" || len(c[0].VolumeMounts) == 0 || c[0].VolumeMounts[0].Name != "evenkeel" {
+			t.Errorf("init containers %+v", c)
+		}
+		return true, nil
+	})
+}
+
 // TestInjectIsIdempotent has another webhook change the pod after ours, so that the API server calls ours again.
 func TestInjectIsIdempotent(t *testing.T) {
 	ns := newNamespace(t, nil)
