@@ -145,6 +145,9 @@ func explainOther(ctx context.Context, cluster client.Client, object *unstructur
 	if err := explainRefusals(ctx, cluster, object, pods, out, now); err != nil {
 		return err
 	}
+	if err := explainEnvironment(ctx, cluster, pods, out); err != nil {
+		return err
+	}
 	if err := explainSuspects(pods, out, now); err != nil {
 		return err
 	}
@@ -177,6 +180,9 @@ func explainJob(ctx context.Context, cluster client.Client, job *unstructured.Un
 		return err
 	}
 	if err := explainRefusals(ctx, cluster, job, pods, out, now); err != nil {
+		return err
+	}
+	if err := explainEnvironment(ctx, cluster, pods, out); err != nil {
 		return err
 	}
 	if err := explainSuspects(pods, out, now); err != nil {

@@ -36,7 +36,7 @@ func AddPlugin(pod *corev1.Pod, r Resolved) error {
 	}
 	in := &injection{pod: pod, resolved: r}
 	for _, c := range selected {
-		in.targets = append(in.targets, &target{Container: c})
+		in.targets = append(in.targets, &target{Container: c, owned: r.ownedVariables()})
 	}
 	for _, mutate := range []func(*injection) error{addDelivery, addJobKey, addReduction, addEnvironment, checkEncryption, addPython, addRDMA, annotate} {
 		if err := mutate(in); err != nil {
@@ -64,6 +64,8 @@ type injection struct {
 // A target is one container that gets the plugin.
 type target struct {
 	*corev1.Container
+	// owned are the variables that envFrom does not set.
+	owned []string
 	// excluded is set where the container mounts something of its own at MountPath: it gets nothing.
 	excluded bool
 	// usesPlugin is set where NCCL_NET_PLUGIN is Evenkeel's.

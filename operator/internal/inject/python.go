@@ -16,7 +16,7 @@ const (
 )
 
 // addPython appends the folder of the Python package to the containers' PYTHONPATH, so that what the container or the profile has there
-// is found first. It goes after the environment, which may have that variable.
+// is found first. It goes after the environment, which may have that variable. One from envFrom stays as it is.
 func addPython(in *injection) error {
 	if !in.resolved.Python {
 		return nil
@@ -33,9 +33,10 @@ func addPython(in *injection) error {
 // appendPath appends a folder to a variable with a list of folders, unless it is there.
 func (t *target) appendPath(name, folder string) {
 	found := false
+	fromEnvFrom := t.envFromVariables(name)
 	for i := range t.Env {
 		e := &t.Env[i]
-		if e.Name != name {
+		if e.Name != name || containsVariable(fromEnvFrom, *e) {
 			continue
 		}
 		found = true
@@ -49,6 +50,6 @@ func (t *target) appendPath(name, folder string) {
 		}
 	}
 	if !found {
-		t.Env = append(t.Env, corev1.EnvVar{Name: name, Value: folder})
+		t.addEnv(corev1.EnvVar{Name: name, Value: folder})
 	}
 }

@@ -30,7 +30,7 @@ func addReport(pod *corev1.Pod, r Resolved, address string) {
 			return slices.ContainsFunc(t.Env, func(e corev1.EnvVar) bool { return e.Name == name })
 		}
 		if !set(reportEnv) {
-			t.Env = append(t.Env, corev1.EnvVar{Name: reportEnv, Value: address})
+			t.addEnv(corev1.EnvVar{Name: reportEnv, Value: address})
 		}
 		if !set(podUIDEnv) {
 			uid := &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.uid"}}

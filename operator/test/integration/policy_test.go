@@ -24,6 +24,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/accelerator"
 	"evenkeel.dev/evenkeel/operator/internal/doctor"
+	"evenkeel.dev/evenkeel/operator/internal/inject"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
@@ -39,6 +40,30 @@ type injectionCase struct {
 
 func setEnv(values ...corev1.EnvVar) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Spec.Containers[0].Env = values }
+}
+
+// containers replaces the pod's container by several.
+func containers(names ...string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.Containers = nil
+		for _, name := range names {
+			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: name, Image: "x"})
+		}
+	}
+}
+
+// envFrom takes variables from ConfigMaps and Secrets too, with and without prefixes that the profile's variables have.
+func envFrom(env ...corev1.EnvVar) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		c := &p.Spec.Containers[0]
+		name, optional := func(name string) corev1.LocalObjectReference { return corev1.LocalObjectReference{Name: name} }, true
+		c.Env = env
+		c.EnvFrom = []corev1.EnvFromSource{
+			{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: name("nccl")}},
+			{Prefix: "EVENKEEL_", SecretRef: &corev1.SecretEnvSource{LocalObjectReference: name("flows"), Optional: &optional}},
+			{Prefix: "NCCL_NET_PLUGIN", ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: name("more")}},
+		}
+	}
 }
 
 // hasKey names a Secret with the job's key, beside another change.
@@ -62,11 +87,14 @@ func requests(names ...string) corev1.ResourceRequirements {
 // The profiles of the cases, by name.
 func injectionProfiles() map[string]evenkeel.NetworkProfileSpec {
 	yes, flows, two := true, int32(7), int32(2)
+	cpu, memory := resource.MustParse("250m"), resource.MustParse("1Gi")
 	plugin := func(d evenkeel.Delivery) evenkeel.PluginSpec { return evenkeel.PluginSpec{Delivery: d} }
 	return map[string]evenkeel.NetworkProfileSpec{
 		"both-auto":    {},
 		"both-image":   {Plugin: plugin(evenkeel.DeliveryImageVolume), ImagePullSecrets: []string{"mine", "registry"}},
 		"both-copy":    {Plugin: evenkeel.PluginSpec{Delivery: evenkeel.DeliveryInitContainer, Path: "/lib/x"}, ImagePullSecrets: []string{"registry"}},
+		"both-sized":   {Plugin: evenkeel.PluginSpec{Delivery: evenkeel.DeliveryInitContainer, InstallResources: evenkeel.InstallResources{CPU: &cpu}}},
+		"both-large":   {Plugin: evenkeel.PluginSpec{Delivery: evenkeel.DeliveryInitContainer, InstallResources: evenkeel.InstallResources{CPU: &cpu, Memory: &memory}}},
 		"both-present": {Plugin: evenkeel.PluginSpec{Delivery: evenkeel.DeliveryPreinstalled, Path: "/usr/lib/nccl"}},
 		"both-settings": {
 			Plugin:    evenkeel.PluginSpec{Delivery: evenkeel.DeliveryImageVolume, Strict: &yes},
@@ -138,9 +166,34 @@ func injectionCases() []injectionCase {
 			whole := requests("cpu", "memory")
 			p.Spec.Resources = &whole
 		}},
-		{name: "all containers without GPUs", profile: "both-image", change: func(p *corev1.Pod) {
-			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "log", Image: "x"}, corev1.Container{Name: "istio-proxy", Image: "x"})
+		{name: "resources of the init container", profile: "both-sized", change: func(p *corev1.Pod) { p.Spec.Containers[0].Resources = requests("cpu", "memory") }},
+		{name: "larger resources of the init container", profile: "both-large", change: func(p *corev1.Pod) { p.Spec.Containers[0].Resources = requests("cpu") }},
+		{name: "resources of the init container of a pod without", profile: "both-sized"},
+		{name: "the first container without GPUs", profile: "both-image", change: containers("main", "log", "istio-proxy")},
+		{name: "the container of a PyTorchJob", profile: "both-rdma", change: containers("log", "pytorch")},
+		{name: "the container of a TrainJob", profile: "both-image", change: containers("log", "node")},
+		{name: "the default container", profile: "both-image", change: func(p *corev1.Pod) {
+			containers("log", "pytorch", "main")(p)
+			p.Annotations["kubectl.kubernetes.io/default-container"] = "main"
 		}},
+		{name: "a default container that is not there", profile: "both-image", change: func(p *corev1.Pod) {
+			containers("main", "log")(p)
+			p.Annotations["kubectl.kubernetes.io/default-container"] = "absent"
+		}},
+		{name: "nothing but a companion", profile: "both-image", change: containers("istio-proxy")},
+		{name: "envFrom", profile: "both-settings", change: envFrom(corev1.EnvVar{Name: "A", Value: "mine"})},
+		{name: "envFrom and a plugin that is replaced", profile: "both-replace", change: envFrom()},
+		{name: "envFrom and another plugin", profile: "both-strict", change: envFrom(corev1.EnvVar{Name: "NCCL_NET_PLUGIN", Value: "none"})},
+		{name: "envFrom and the Python package", profile: "both-python", change: envFrom()},
+		{name: "envFrom and the Python package beside the profile's", profile: "both-python-more", change: envFrom()},
+		{name: "envFrom and the Python package beside the user's", profile: "both-python", change: envFrom(corev1.EnvVar{Name: "PYTHONPATH", Value: "/src"})},
+		{name: "envFrom and encryption", profile: "both-encrypted", change: hasKey("theirs", envFrom())},
+		{name: "another network", profile: "both-image", change: setEnv(corev1.EnvVar{Name: "NCCL_NET", Value: "gIB"})},
+		{name: "another network and another plugin", profile: "both-image", change: setEnv(corev1.EnvVar{Name: "NCCL_NET", Value: "gIB"}, corev1.EnvVar{Name: "NCCL_NET_PLUGIN", Value: "gIB"})},
+		{name: "another network where a profile is strict", profile: "both-strict", change: setEnv(corev1.EnvVar{Name: "NCCL_NET", Value: "Socket"})},
+		{name: "the network in lower case", profile: "both-strict", change: setEnv(corev1.EnvVar{Name: "NCCL_NET", Value: "evenkeel"})},
+		{name: "a network from elsewhere", profile: "both-image", change: setEnv(
+			corev1.EnvVar{Name: "NCCL_NET", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}})},
 		{name: "chosen containers", profile: "both-image", change: func(p *corev1.Pod) {
 			p.Annotations[evenkeel.ContainersKey] = " log ,"
 			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "log", Image: "x"})
@@ -279,6 +332,7 @@ func injectionCases() []injectionCase {
 			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "batch/v1", Kind: "Job", Name: "r", UID: "2", Controller: &yes}}
 		}},
 		{name: "many containers and variables", profile: "both-settings", change: func(p *corev1.Pod) {
+			envFrom()(p)
 			p.Annotations[evenkeel.ContainersKey] = "pytorch"
 			for len(p.Spec.Containers) < 20 {
 				c := p.Spec.Containers[0].DeepCopy()
@@ -290,6 +344,9 @@ func injectionCases() []injectionCase {
 				p.Annotations[evenkeel.ContainersKey] += "," + c.Name
 			}
 		}},
+	}
+	for _, name := range inject.Companions() {
+		cases = append(cases, injectionCase{name: "companion " + name, profile: "both-image", change: containers(name, "main")})
 	}
 	for _, name := range append(accelerator.Resources(), "nvidia.com/mig-1g.10gb", "nvidia.com/rail0", "amd.com/cpx_nps4", "amd.com/x") {
 		cases = append(cases, injectionCase{name: "accelerator " + name, profile: "both-image", change: func(p *corev1.Pod) {
@@ -314,7 +371,7 @@ func (c injectionCase) pod(namespace string) *corev1.Pod {
 // whose plugin reports.
 var notPinned = []string{
 	evenkeel.InjectedKey, evenkeel.ContainersKey, evenkeel.DeliveryKey, evenkeel.PluginPathKey, evenkeel.ConflictPolicyKey, evenkeel.PluginImageKey, evenkeel.ImagePullSecretsKey,
-	evenkeel.EnvironmentKey, evenkeel.PythonKey, evenkeel.RDMAResourceKey, evenkeel.MemoryLockKey, evenkeel.RDMANetworksKey, evenkeel.PluginStatusKey,
+	evenkeel.EnvironmentKey, evenkeel.InstallResourcesKey, evenkeel.PythonKey, evenkeel.RDMAResourceKey, evenkeel.MemoryLockKey, evenkeel.RDMANetworksKey, evenkeel.PluginStatusKey,
 }
 
 // comparable returns what both ways have to agree on.
@@ -420,6 +477,7 @@ func TestPolicyInjection(t *testing.T) {
 		return dryRun(ctx, injectionCase{profile: "absent"}.pod(ns)) != nil && err == nil && len(last.Spec.SchedulingGates) == 1, nil
 	})
 	t.Run("cases", func(t *testing.T) { samePods(t, webhook, outcomes(t, ns)) })
+	t.Run("init container", func(t *testing.T) { keepsInitContainer(t, asking("both-copy")) })
 	t.Run("gates", func(t *testing.T) { policyGates(t, gate, pool) })
 	t.Run("jobs", policyJobs)
 	t.Run("warnings", policyWarnings)

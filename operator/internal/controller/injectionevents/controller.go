@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -24,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/internal/inject"
 	"evenkeel.dev/evenkeel/operator/internal/kube/events"
 	"evenkeel.dev/evenkeel/operator/internal/kube/slim"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
@@ -158,7 +160,11 @@ func PodEvents(pod *metav1.PartialObjectMetadata) []*corev1.Event {
 		add(corev1.EventTypeWarning, ReasonNotInjected, fmt.Sprintf("the pod has the label %s=%s, but neither webhook nor policy saw it: it runs without the plugin", evenkeel.ProfileKey, pod.Labels[evenkeel.ProfileKey]), self, job)
 		return all
 	case skipped != "":
-		add(corev1.EventTypeNormal, ReasonSkipped, "left unchanged: "+skipped, self, job)
+		severity := corev1.EventTypeNormal
+		if strings.Contains(skipped, inject.PluginUnused) {
+			severity = corev1.EventTypeWarning
+		}
+		add(severity, ReasonSkipped, "left unchanged: "+skipped, self, job)
 	}
 	if why := pod.Annotations[evenkeel.RDMAUnusedKey]; why != "" {
 		add(corev1.EventTypeWarning, ReasonRDMAUnused, fmt.Sprintf("NetworkProfile %s: %s", pod.Labels[evenkeel.ProfileKey], why), job)

@@ -46,6 +46,7 @@ func TestInjectionEvents(t *testing.T) {
 		annotations                     map[string]string
 	}{
 		{"skipped", corev1.EventTypeNormal, ReasonSkipped, "NCCL_NET_PLUGIN", map[string]string{evenkeel.InjectedKey: "abc", evenkeel.SkippedKey: "container a: sets NCCL_NET_PLUGIN itself"}},
+		{"shut out", corev1.EventTypeWarning, ReasonSkipped, "so NCCL does not use the plugin", map[string]string{evenkeel.InjectedKey: "abc", evenkeel.SkippedKey: "container a: sets NCCL_NET itself, so NCCL does not use the plugin"}},
 		{"not injected", corev1.EventTypeWarning, ReasonNotInjected, "evenkeel.dev/profile=default", nil},
 		{"very long", corev1.EventTypeNormal, ReasonSkipped, "...", map[string]string{evenkeel.InjectedKey: "abc", evenkeel.SkippedKey: strings.Repeat("x", 5000)}},
 	} {

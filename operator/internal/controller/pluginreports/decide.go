@@ -157,7 +157,7 @@ func (f findings) describe(missing []string) (reason, severity, message string) 
 		if unread := len(f.silent) - maxRead; unread > 0 {
 			rest = fmt.Sprintf(" (and up to %d more)", unread)
 		}
-		parts = append(parts, fmt.Sprintf("%d of %d pods have reported the plugin, but not %s%s: %s. NCCL_DEBUG=INFO says what NCCL uses", f.reported, f.expected, named(missing), rest, why))
+		parts = append(parts, fmt.Sprintf("%d of %d pods have reported the plugin, but not %s%s: %s. NCCL_DEBUG=INFO says what NCCL uses, and kubectl evenkeel why whether a ConfigMap names another network", f.reported, f.expected, named(missing), rest, why))
 	}
 	return reason, severity, strings.Join(parts, "; ")
 }
