@@ -48,15 +48,15 @@ const (
 	// InstallResourcesKey has the CPU and memory of the init container, where they are not the default: cpu=250m,memory=128Mi.
 	InstallResourcesKey = "evenkeel.dev/install-resources"
 	EnvironmentKey      = "evenkeel.dev/environment"
-	// ImagePullSecretsKey has the names of the Secrets that pods get to pull the plugin image with, comma-separated.
+	// ImagePullSecretsKey holds the comma-separated names of the Secrets with which pods pull the plugin image.
 	ImagePullSecretsKey = "evenkeel.dev/image-pull-secrets"
-	// ReductionServersKey has the addresses of the job's reduction servers.
+	// ReductionServersKey holds the addresses of the job's reduction servers.
 	ReductionServersKey = "evenkeel.dev/reduction-servers"
-	// RDMAResourceKey has the RDMA device that containers get, and how many of it: rdma/hca_shared_devices_a=1.
+	// RDMAResourceKey holds the RDMA resource and quantity that containers request: rdma/hca_shared_devices_a=1.
 	RDMAResourceKey = "evenkeel.dev/rdma-resource"
 	// MemoryLockKey is Capability where containers get IPC_LOCK.
 	MemoryLockKey = "evenkeel.dev/memory-lock"
-	// RDMANetworksKey has the additional networks of pods with an RDMA device.
+	// RDMANetworksKey holds the additional networks of pods with an RDMA device.
 	RDMANetworksKey = "evenkeel.dev/rdma-networks"
 	// RDMAUnusedKey says why the job got no RDMA device although nodes offer one.
 	RDMAUnusedKey = "evenkeel.dev/rdma-unused"

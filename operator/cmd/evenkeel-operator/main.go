@@ -26,8 +26,8 @@ func main() {
 	}
 }
 
-// memoryLimit is the memory from which on the garbage collector works harder: two thirds of the container's, bytes. Else it lets the
-// heap grow to twice what is in use, and the container may be killed for garbage. 0: none, or GOMEMLIMIT has the last word.
+// memoryLimit is the soft limit for the garbage collector, in bytes: two thirds of the container's memory. Without it, the heap may
+// grow to twice what is in use, and the kernel may kill the container. It is 0 if the container has no limit or GOMEMLIMIT is set.
 func memoryLimit(getenv func(string) string) int64 {
 	limit, err := strconv.ParseInt(getenv("MEMORY_LIMIT"), 10, 64)
 	if err != nil || getenv("GOMEMLIMIT") != "" {

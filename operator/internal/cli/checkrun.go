@@ -161,7 +161,7 @@ func (f *checkFlags) check(namespace string) (*evenkeel.NetworkCheck, error) {
 		spec.TimeoutSeconds = &seconds
 	}
 	if len(spec.Nodes.Names) == 1 && slices.Contains(spec.WithDefaults().Stages, evenkeel.StagePairs) {
-		return nil, fmt.Errorf("--nodes %[1]s: stage Pairs takes two nodes at least: name a healthy one too, or use --stage Capacity,Local", spec.Nodes.Names[0])
+		return nil, fmt.Errorf("--nodes %[1]s: stage Pairs needs at least two nodes; add a healthy one, or use --stage Capacity,Local", spec.Nodes.Names[0])
 	}
 	return check, nil
 }

@@ -39,7 +39,7 @@ func TestCommandLineErrorsAreOneLine(t *testing.T) {
 		"check run --min-bandwidth=fast":           `--min-bandwidth "fast": want a number`,
 		"check run --min-bandwidth=-1G":            `--min-bandwidth "-1G"`,
 		"check run --max-bytes=0":                  `--max-bytes "0"`,
-		"check run --nodes=a":                      "--nodes a: stage Pairs takes two nodes",
+		"check run --nodes=a":                      "--nodes a: stage Pairs needs at least two nodes",
 		"check run":                                "no cluster configured (set KUBECONFIG or --kubeconfig)",
 		"check why":                                "accepts 1 arg(s)",
 		"check status --kubeconfig=/nowhere":       "/nowhere",

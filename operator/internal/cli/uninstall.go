@@ -57,7 +57,7 @@ such queues would admit nothing any more.`,
 				return err
 			}
 			u.release.Namespace = c.system()
-			ctx, cancel := context.WithTimeoutCause(cmd.Context(), u.timeout, fmt.Errorf("the time of --timeout (%s) is up: start it again to continue", u.timeout))
+			ctx, cancel := context.WithTimeoutCause(cmd.Context(), u.timeout, fmt.Errorf("timed out after %s (--timeout); rerun to continue", u.timeout))
 			defer cancel()
 			err = u.run(ctx, cluster, cmd.OutOrStdout())
 			if err != nil && ctx.Err() != nil {

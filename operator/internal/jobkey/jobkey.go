@@ -1,5 +1,5 @@
-// Package jobkey has the Secret with the key that the processes of a job prove to each other, and from which they derive those that
-// encrypt what they send.
+// Package jobkey builds the Secret with a job's key. The job's processes prove the key to each other and derive their encryption keys
+// from it.
 package jobkey
 
 import (

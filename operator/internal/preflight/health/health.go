@@ -327,7 +327,7 @@ func markersOf(status *evenkeel.NodeNetworkHealthStatus, p *evenkeel.NetworkChec
 		}
 		if s := standing(status); s != nil && p.Spec.OnSuspicion.Avoid == evenkeel.SwitchEnabled {
 			condition.Reason = ReasonSuspected
-			condition.Message = text.Clip(fmt.Sprintf("the node passed, and %s %s/%s suspects it since %s: %s", s.Job.Kind, s.Job.Namespace, s.Job.Name, s.Since.UTC().Format(time.RFC3339), s.Message), maxMessage)
+			condition.Message = text.Clip(fmt.Sprintf("the node passed its last check, but %s %s/%s has reported it as slow since %s: %s", s.Job.Kind, s.Job.Namespace, s.Job.Name, s.Since.UTC().Format(time.RFC3339), s.Message), maxMessage)
 			return mark, stale
 		}
 		return proven(status, ""), stale

@@ -213,7 +213,7 @@ func (f *fabric) verdict(s *state) Fabric {
 	switch {
 	case f.blamed():
 		out.Verdict, out.Reason = evenkeel.VerdictFail, ReasonMostNodesFailed
-		out.Message = fmt.Sprintf("%d of %d nodes stay bad with proven partners: the cause is more likely the fabric than the nodes", f.failed, judged)
+		out.Message = fmt.Sprintf("%d of %d nodes failed again with proven partners; suspect the fabric, not the nodes", f.failed, judged)
 		if f.proven == 0 {
 			out.Reason = ReasonNoPairPassed
 			out.Message = fmt.Sprintf("none of %d runs among %d nodes passed", f.runs, len(f.nodes))

@@ -46,7 +46,7 @@ fn mutations<const N: usize>(seeds: &[[u8; N]], mut accepts: impl FnMut(&[u8; N]
 }
 
 #[test]
-fn parser_of_handles() {
+fn mutated_handles_are_parsed_or_refused() {
     mutations(&seeds::<HANDLE_BYTES>(include_str!("parser_seeds/handle.txt")), |bytes| {
         let Ok(handle) = Handle::decode(bytes) else { return false };
         assert_eq!(handle.encode(), *bytes);
@@ -55,7 +55,7 @@ fn parser_of_handles() {
 }
 
 #[test]
-fn parser_of_hellos() {
+fn mutated_hellos_are_parsed_or_refused() {
     mutations(&seeds::<HELLO_BYTES>(include_str!("parser_seeds/hello.txt")), |bytes| {
         let all = [(false, false), (false, true), (true, false), (true, true)]
             .map(|(has_key, checksum)| Hello::decode(bytes, NONCE, has_key, checksum));
@@ -70,7 +70,7 @@ fn parser_of_hellos() {
 }
 
 #[test]
-fn parser_of_welcomes() {
+fn mutated_welcomes_are_parsed_or_refused() {
     mutations(&seeds::<WELCOME_BYTES>(include_str!("parser_seeds/welcome.txt")), |bytes| {
         let verdict = match Welcome::check(bytes, CONNECTION) {
             Ok(()) => Ok(()),
@@ -88,7 +88,7 @@ fn parser_of_welcomes() {
 }
 
 #[test]
-fn parser_of_frames() {
+fn mutated_frames_are_parsed_or_refused() {
     mutations(&seeds::<FRAME_BYTES>(include_str!("parser_seeds/frame.txt")), |bytes| {
         let Ok(frame) = Frame::decode(bytes) else { return false };
         assert_eq!(frame.encode(), *bytes);
@@ -100,7 +100,7 @@ fn parser_of_frames() {
 }
 
 #[test]
-fn parser_of_sealed_frames() {
+fn mutated_sealed_frames_are_parsed_or_refused() {
     mutations(&seeds::<FRAME_BYTES>(include_str!("parser_seeds/sealed.txt")), |bytes| {
         // An attacker can compute checksums as well.
         let mut resealed = *bytes;
@@ -117,7 +117,7 @@ fn parser_of_sealed_frames() {
 }
 
 #[test]
-fn parser_of_challenges_and_proofs() {
+fn mutated_challenges_and_proofs_are_parsed_or_refused() {
     let key = JobKey::parse(&"5a".repeat(32)).unwrap();
     let hello = seeds::<HELLO_BYTES>(include_str!("parser_seeds/hello.txt"))[0];
     let challenge = key.challenge(&hello, [0x33; 32]);
@@ -137,7 +137,7 @@ fn parser_of_challenges_and_proofs() {
 }
 
 #[test]
-fn parser_of_job_keys() {
+fn mutated_job_keys_are_parsed_or_refused() {
     let mut rng = TestRng::new(3);
     let mut accepted = 0;
     for _ in 0..ROUNDS {

@@ -270,7 +270,7 @@ impl InFlight {
                 Packet::Result(piece) if piece == self.piece => {}
                 Packet::Failed(why) => return Err(why),
                 other => {
-                    return Err(format!("it answers {other:?} where {:?} was due", self.piece));
+                    return Err(format!("expected the result of {:?}, got {other:?}", self.piece));
                 }
             }
             if let Some(result) = &mut self.result {
@@ -282,7 +282,7 @@ impl InFlight {
             && let Some((block, length)) = body.poll(false).map_err(|error| error.to_string())?
         {
             if length != self.piece.length as usize {
-                return Err(format!("a result of {length} bytes where {:?} was due", self.piece));
+                return Err(format!("expected the result of {:?}, got {length} bytes", self.piece));
             }
             self.body_in = None;
             self.result = Some(block);

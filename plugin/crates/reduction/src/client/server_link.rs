@@ -286,7 +286,7 @@ impl InFlight {
                 Packet::Result(piece) if piece == self.piece => {}
                 Packet::Failed(why) => return Err(why),
                 other => {
-                    return Err(format!("it answers {other:?} where {:?} was due", self.piece));
+                    return Err(format!("expected the result of {:?}, got {other:?}", self.piece));
                 }
             }
             if self.piece.is_inline() {
@@ -298,7 +298,7 @@ impl InFlight {
             && let Some(length) = body.test().map_err(|error| error.to_string())?
         {
             if length != u64::from(self.piece.length) {
-                return Err(format!("a result of {length} bytes where {:?} was due", self.piece));
+                return Err(format!("expected the result of {:?}, got {length} bytes", self.piece));
             }
             self.body_in = None;
         }

@@ -8,7 +8,7 @@ use socket2::Socket;
 use crate::memory::buffers::{RecvBuffer, SendBuffer};
 use crate::sys;
 
-/// Bytes that are dropped at a time: the kernel's TLS drops none itself.
+/// Size of the scratch buffer for discarding received bytes, which the kernel's TLS cannot skip.
 const DROPPED: usize = 4096;
 
 /// The sending direction. The kernel sends what it has taken, whether it is asked again or not.
