@@ -77,10 +77,9 @@ where
         let sequence = sequence(call.map_or(0, |call| call.tag));
         let Some(request) = call.map(|call| call.request).filter(|request| !request.is_null())
         else {
-            let operation = |group: &collectives::Group| operation(group, &options);
             return Ok(group.in_order_within(sequence, &options, operation)?);
         };
-        let started = group.start(sequence, move |group| operation(group, &options));
+        let started = group.start_call(sequence, options, operation);
         // SAFETY: the header requires a pointer to write to.
         unsafe { pointers::return_object(request, Request(started)) }
     })

@@ -119,6 +119,10 @@ impl Group {
         Ok(self.open()?.describe(rank))
     }
 
+    fn set_name(&self, py: Python<'_>, name: &str, ranks: Vec<usize>) -> PyResult<()> {
+        self.open()?.set_name(name, &ranks).map_err(|error| exception(py, &error))
+    }
+
     fn abort(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         let group = self.open()?;
         py.detach(|| group.abort(reason));
@@ -175,17 +179,17 @@ impl Group {
         tag: u32,
         timeout: Option<f64>,
     ) -> PyResult<Option<Self>> {
-        let (group, call) = (self.open()?, call(py, tag, timeout)?);
+        let (group, call) = (self.open()?, call(py, tag, timeout, None)?);
         let split = || {
-            group.in_order_within(Sequence::Collectives { tag }, &call, |group| {
-                group.split(color, &call)
+            group.in_order_within(Sequence::Collectives { tag }, &call, |group, call| {
+                group.split(color, call)
             })
         };
         let made = py.detach(split).map_err(|error| exception(py, &error))?;
         Ok(made.map(|made| Self::new(made, Arc::clone(&self.store))))
     }
 
-    #[pyo3(signature = (array, op="sum", *, algorithm=None, dtype=None, tag=0, timeout=None, wait=true))]
+    #[pyo3(signature = (array, op="sum", *, algorithm=None, dtype=None, tag=0, timeout=None, note=None, wait=true))]
     fn allreduce<'py>(
         &self,
         array: &Bound<'py, PyAny>,
@@ -194,11 +198,13 @@ impl Group {
         dtype: Option<&str>,
         tag: u32,
         timeout: Option<f64>,
+        note: Option<String>,
         wait: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = array.py();
         let call =
             Call::from_parts(tag, timeout, algorithm).map_err(|error| exception(py, &error))?;
+        let call = with_note(call, note);
         let mut memory = Memory::writable("array", array, dtype)?;
         let reduction = reduction(&memory, op)?;
         self.collective(py, tag, call, wait, move |group, call| {
@@ -206,7 +212,7 @@ impl Group {
         })
     }
 
-    #[pyo3(signature = (array, op="sum", *, root=0, dtype=None, tag=0, timeout=None, wait=true))]
+    #[pyo3(signature = (array, op="sum", *, root=0, dtype=None, tag=0, timeout=None, note=None, wait=true))]
     fn reduce<'py>(
         &self,
         array: &Bound<'py, PyAny>,
@@ -215,9 +221,10 @@ impl Group {
         dtype: Option<&str>,
         tag: u32,
         timeout: Option<f64>,
+        note: Option<String>,
         wait: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let call = call(array.py(), tag, timeout)?;
+        let call = call(array.py(), tag, timeout, note)?;
         let mut memory = Memory::writable("array", array, dtype)?;
         let reduction = reduction(&memory, op)?;
         self.collective(array.py(), tag, call, wait, move |group, call| {
@@ -225,7 +232,7 @@ impl Group {
         })
     }
 
-    #[pyo3(signature = (array, op="sum", *, counts=None, dtype=None, tag=0, timeout=None, wait=true))]
+    #[pyo3(signature = (array, op="sum", *, counts=None, dtype=None, tag=0, timeout=None, note=None, wait=true))]
     fn reduce_scatter<'py>(
         &self,
         array: &Bound<'py, PyAny>,
@@ -234,9 +241,10 @@ impl Group {
         dtype: Option<&str>,
         tag: u32,
         timeout: Option<f64>,
+        note: Option<String>,
         wait: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let call = call(array.py(), tag, timeout)?;
+        let call = call(array.py(), tag, timeout, note)?;
         let mut memory = Memory::writable("array", array, dtype)?;
         let reduction = reduction(&memory, op)?;
         let (item, counts) = (memory.item(), self.counts(counts, memory.count())?);
@@ -246,32 +254,34 @@ impl Group {
         })
     }
 
-    #[pyo3(signature = (array, *, root=0, tag=0, timeout=None, wait=true))]
+    #[pyo3(signature = (array, *, root=0, tag=0, timeout=None, note=None, wait=true))]
     fn broadcast<'py>(
         &self,
         array: &Bound<'py, PyAny>,
         root: usize,
         tag: u32,
         timeout: Option<f64>,
+        note: Option<String>,
         wait: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let call = call(array.py(), tag, timeout)?;
+        let call = call(array.py(), tag, timeout, note)?;
         let mut memory = Memory::writable("array", array, None)?;
         self.collective(array.py(), tag, call, wait, move |group, call| {
             group.broadcast(memory.bytes_mut(), root, call).map(|()| Outcome::Nothing)
         })
     }
 
-    #[pyo3(signature = (array, *, counts=None, tag=0, timeout=None, wait=true))]
+    #[pyo3(signature = (array, *, counts=None, tag=0, timeout=None, note=None, wait=true))]
     fn allgather<'py>(
         &self,
         array: &Bound<'py, PyAny>,
         counts: Option<Vec<usize>>,
         tag: u32,
         timeout: Option<f64>,
+        note: Option<String>,
         wait: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let call = call(array.py(), tag, timeout)?;
+        let call = call(array.py(), tag, timeout, note)?;
         let mut memory = Memory::writable("array", array, None)?;
         let counts = self.counts(counts, memory.count())?;
         let lengths = lengths(&counts, memory.item())?;
@@ -280,7 +290,7 @@ impl Group {
         })
     }
 
-    #[pyo3(signature = (input, output=None, *, root=0, counts=None, tag=0, timeout=None, wait=true))]
+    #[pyo3(signature = (input, output=None, *, root=0, counts=None, tag=0, timeout=None, note=None, wait=true))]
     fn gather<'py>(
         &self,
         input: &Bound<'py, PyAny>,
@@ -289,9 +299,10 @@ impl Group {
         counts: Option<Vec<usize>>,
         tag: u32,
         timeout: Option<f64>,
+        note: Option<String>,
         wait: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (py, call) = (input.py(), call(input.py(), tag, timeout)?);
+        let (py, call) = (input.py(), call(input.py(), tag, timeout, note)?);
         let from = Memory::of("input", input, None)?;
         let mut into = output
             .map_or_else(|| Memory::none(py), |output| Memory::writable("output", output, None))?;
@@ -304,7 +315,7 @@ impl Group {
         })
     }
 
-    #[pyo3(signature = (output, input=None, *, root=0, counts=None, tag=0, timeout=None, wait=true))]
+    #[pyo3(signature = (output, input=None, *, root=0, counts=None, tag=0, timeout=None, note=None, wait=true))]
     fn scatter<'py>(
         &self,
         output: &Bound<'py, PyAny>,
@@ -313,9 +324,10 @@ impl Group {
         counts: Option<Vec<usize>>,
         tag: u32,
         timeout: Option<f64>,
+        note: Option<String>,
         wait: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (py, call) = (output.py(), call(output.py(), tag, timeout)?);
+        let (py, call) = (output.py(), call(output.py(), tag, timeout, note)?);
         let mut into = Memory::writable("output", output, None)?;
         let from =
             input.map_or_else(|| Memory::none(py), |input| Memory::of("input", input, None))?;
@@ -328,7 +340,7 @@ impl Group {
         })
     }
 
-    #[pyo3(signature = (input, output, *, sent=None, received=None, tag=0, timeout=None, wait=true))]
+    #[pyo3(signature = (input, output, *, sent=None, received=None, tag=0, timeout=None, note=None, wait=true))]
     fn alltoall<'py>(
         &self,
         input: &Bound<'py, PyAny>,
@@ -337,9 +349,10 @@ impl Group {
         received: Option<Vec<usize>>,
         tag: u32,
         timeout: Option<f64>,
+        note: Option<String>,
         wait: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (py, call) = (input.py(), call(input.py(), tag, timeout)?);
+        let (py, call) = (input.py(), call(input.py(), tag, timeout, note)?);
         let from = Memory::of("input", input, None)?;
         let mut into = Memory::writable("output", output, None)?;
         from.check_disjoint(&into)?;
@@ -351,46 +364,49 @@ impl Group {
         })
     }
 
-    #[pyo3(signature = (*, tag=0, timeout=None, wait=true))]
+    #[pyo3(signature = (*, tag=0, timeout=None, note=None, wait=true))]
     fn barrier<'py>(
         &self,
         py: Python<'py>,
         tag: u32,
         timeout: Option<f64>,
+        note: Option<String>,
         wait: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let call = call(py, tag, timeout)?;
+        let call = call(py, tag, timeout, note)?;
         self.collective(py, tag, call, wait, move |group, call| {
             group.barrier(call).map(|()| Outcome::Nothing)
         })
     }
 
-    #[pyo3(signature = (array, to, *, tag=0, timeout=None, wait=true))]
+    #[pyo3(signature = (array, to, *, tag=0, timeout=None, note=None, wait=true))]
     fn send<'py>(
         &self,
         array: &Bound<'py, PyAny>,
         to: usize,
         tag: u32,
         timeout: Option<f64>,
+        note: Option<String>,
         wait: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let call = call(array.py(), tag, timeout)?;
+        let call = call(array.py(), tag, timeout, note)?;
         let memory = Memory::of("array", array, None)?;
         self.run(array.py(), Sequence::Sends { to, tag }, call, wait, move |group, call| {
             group.send(to, memory.bytes(), call).map(|()| Outcome::Nothing)
         })
     }
 
-    #[pyo3(signature = (array, source=None, *, tag=0, timeout=None, wait=true))]
+    #[pyo3(signature = (array, source=None, *, tag=0, timeout=None, note=None, wait=true))]
     fn recv<'py>(
         &self,
         array: &Bound<'py, PyAny>,
         source: Option<usize>,
         tag: u32,
         timeout: Option<f64>,
+        note: Option<String>,
         wait: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let call = call(array.py(), tag, timeout)?;
+        let call = call(array.py(), tag, timeout, note)?;
         let mut memory = Memory::writable("array", array, None)?;
         let item = memory.item();
         self.run(
@@ -445,13 +461,11 @@ impl Group {
     ) -> PyResult<Bound<'py, PyAny>> {
         let group = self.open()?;
         if !wait {
-            let request = py.detach(|| group.start(sequence, move |group| operation(group, &call)));
+            let request = py.detach(|| group.start_call(sequence, call, operation));
             return Request::new(&group, request).into_bound_py_any(py);
         }
         // If another thread closes the group meanwhile, this call leaves it at its end.
-        let outcome = py.detach(move || {
-            group.in_order_within(sequence, &call, |group| operation(group, &call))
-        });
+        let outcome = py.detach(move || group.in_order_within(sequence, &call, operation));
         outcome.map_err(|error| exception(py, &error))?.into_object(py)
     }
 
@@ -477,8 +491,16 @@ impl Drop for Group {
     }
 }
 
-fn call(py: Python<'_>, tag: u32, timeout: Option<f64>) -> PyResult<Call> {
-    Call::from_parts(tag, timeout, None).map_err(|error| exception(py, &error))
+fn call(py: Python<'_>, tag: u32, timeout: Option<f64>, note: Option<String>) -> PyResult<Call> {
+    let call = Call::from_parts(tag, timeout, None).map_err(|error| exception(py, &error))?;
+    Ok(with_note(call, note))
+}
+
+fn with_note(call: Call, note: Option<String>) -> Call {
+    match note {
+        Some(note) => call.note(note),
+        None => call,
+    }
 }
 
 fn reduction(memory: &Memory, op: &str) -> PyResult<Reduction<'static>> {

@@ -38,6 +38,7 @@
 //!   ranks. A rank whose process was killed, is stopped, or is behind a cut link is named by all others within that time, also by
 //!   ranks that exchange nothing with it. Afterwards the group cannot be used ([`Error::is_group_usable`]).
 //! * **Going on**: the ranks that are left, and newcomers, get the group that follows by [`Group::reconfigure`].
+//! * **The flight recorder** keeps the last calls of the process, for a look at a hang: [`FlightRecord`].
 //! * **Leaving** is no failure. A rank that drops its group, and the groups made of it, waits up to a second until the others have
 //!   what it sent. They continue as long as they need nothing more from it.
 //! * **Waiting** polls for two milliseconds, yielding the processor, and then sleeps.
@@ -56,6 +57,7 @@ mod job_stream;
 mod links;
 mod liveness;
 mod memory;
+mod recorder;
 #[cfg(test)]
 mod test_support;
 mod wait;
@@ -75,3 +77,4 @@ pub use group::{Call, Group, Reconfigure, Request, Sequence, Window};
 pub use links::tcp::Tcp;
 pub use links::tls::Tls;
 pub use links::transport_kind::{Auto, TransportKind};
+pub use recorder::{FlightRecord, RecordedCall, RecordedFailure, RecordedGroup, on_failure};

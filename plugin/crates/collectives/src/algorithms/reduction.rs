@@ -39,6 +39,14 @@ impl<'a> Reduction<'a> {
         }
     }
 
+    /// The type of its elements; `None` for a custom one.
+    pub(crate) fn data_type(&self) -> Option<DataType> {
+        match self.0 {
+            Inner::Of(kind, _) => Some(kind),
+            Inner::Custom(..) => None,
+        }
+    }
+
     /// Tells reductions apart, except for custom ones.
     pub(crate) fn code(&self) -> [u8; 2] {
         match self.0 {

@@ -1,16 +1,21 @@
 //! The options of a call.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::algorithms::algorithm::Algorithm;
 use crate::error::{Error, Result};
+use crate::recorder::Recorded;
 
-/// The options of a call. All ranks must pass the same, except for the timeout.
+/// The options of a call. All ranks must pass the same, except for the timeout and the note.
 #[derive(Clone, Debug, Default)]
 pub struct Call {
     pub(super) tag: u32,
-    pub(super) timeout: Option<Duration>,
+    pub(crate) timeout: Option<Duration>,
     pub(super) algorithm: Option<Algorithm>,
+    pub(crate) note: Option<Arc<str>>,
+    /// Its place in the flight recorder, if it was scheduled.
+    pub(crate) record: Option<Recorded>,
 }
 
 impl Call {
@@ -28,6 +33,11 @@ impl Call {
     /// The algorithm of an all-reduce. By default the cost model selects it by the number of ranks and bytes.
     pub fn algorithm(self, algorithm: Algorithm) -> Self {
         Self { algorithm: Some(algorithm), ..self }
+    }
+
+    /// A text for the flight recorder: what the caller knows of the call and Evenkeel does not.
+    pub fn note(self, note: impl Into<Arc<str>>) -> Self {
+        Self { note: Some(note.into()), ..self }
     }
 
     /// The options from a tag, a timeout in seconds and an algorithm's name, as programs in other languages pass them.

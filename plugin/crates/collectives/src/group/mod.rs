@@ -23,6 +23,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::links::mesh::Mesh;
 use crate::links::transport_kind::TransportKind;
 use crate::liveness::{GroupFailure, abort_group};
+use crate::recorder::GroupRecord;
 
 pub use call::Call;
 pub use queue::Sequence;
@@ -59,6 +60,8 @@ pub struct Group {
     is_sub_group: bool,
     /// It was reconfigured.
     replaced: AtomicBool,
+    /// What the flight recorder knows of it.
+    record: Arc<GroupRecord>,
     /// How far the last call of `reconfigure` got.
     progress: Mutex<Option<reconfigure::Progress>>,
 }
@@ -101,6 +104,7 @@ impl Group {
     fn of(mesh: Arc<Mesh>, members: Vec<usize>, rank: usize, id: u64, timeout: Duration) -> Self {
         Self {
             hosts: mesh.group_by_host(&members),
+            record: GroupRecord::new(&mesh, id, rank, &members, timeout),
             mesh,
             members,
             rank,
@@ -143,6 +147,14 @@ impl Group {
     /// How long an operation may make no progress, unless its call sets another timeout.
     pub fn timeout(&self) -> Duration {
         self.timeout
+    }
+
+    /// Names the group for the flight recorder, and its ranks by their numbers in the job. The first name stays.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Argument`] when there is not one number for each rank.
+    pub fn set_name(&self, name: &str, ranks: &[usize]) -> Result<()> {
+        self.record.set_name(name, ranks)
     }
 
     /// The error that ended the group, if it has failed. The group cannot be used then.

@@ -13,8 +13,9 @@ use crate::codec::digest;
 use crate::error::{Error, Result};
 use crate::links::link::{Key, Kind};
 use crate::links::matching::MAX_MESSAGE_BYTES;
+use crate::recorder::Called;
 
-use super::{Call, Group};
+use super::{Call, Group, Sequence};
 
 /// Maximum length of a piece: a rank forwards one piece while it receives the next.
 const MAX_PIECE: usize = 512 << 10;
@@ -52,7 +53,8 @@ impl Group {
             }
             algorithm => flat_plan(algorithm, self.position(), count),
         };
-        self.reduce_with(("allreduce", 0), &plan, piece, data, reduction, call)
+        let called = Called::of("allreduce", data.len(), data.len());
+        self.reduce_with(called, &plan, piece, data, reduction, call)
     }
 
     /// [`Group::allreduce`] of numbers.
@@ -79,7 +81,7 @@ impl Group {
         let chain = cost_model::prefers_chain(self.size(), data.len(), self.max_piece());
         let plan = if chain { plan::reduce_chain } else { plan::reduce_tree };
         self.reduce_with(
-            ("reduce", root),
+            Called::of("reduce", data.len(), data.len()).with(root),
             &plan(self.position(), count, root),
             self.max_piece(),
             data,
@@ -105,9 +107,11 @@ impl Group {
         let direct = cost_model::prefers_direct(self.size(), data.len());
         let plan = if direct { plan::reduce_scatter_direct } else { plan::reduce_scatter_ring };
         let plan = plan(self.position(), &parts);
-        self.reduce_with(("reduce_scatter", 0), &plan, self.max_piece(), data, reduction, call)?;
         let own = &parts[self.rank];
-        Ok(own.start * reduction.element()..own.end * reduction.element())
+        let own = own.start * reduction.element()..own.end * reduction.element();
+        let called = Called::of("reduce_scatter", data.len(), own.len());
+        self.reduce_with(called, &plan, self.max_piece(), data, reduction, call)?;
+        Ok(own)
     }
 
     /// Each rank passes its part at its place in the buffer. Afterwards all ranks have all parts. The parts have the same length.
@@ -130,7 +134,8 @@ impl Group {
             true => plan::allgather_direct,
             false => plan::allgather_ring,
         };
-        self.transfer(("allgather", 0), &plan(self.position(), &parts), &[], data, call)
+        let called = Called::of("allgather", parts[self.rank].len(), data.len());
+        self.transfer(called, &plan(self.position(), &parts), &[], data, call)
     }
 
     /// Sends the root's buffer to all ranks.
@@ -142,7 +147,7 @@ impl Group {
         let chain = cost_model::prefers_chain(self.size(), data.len(), self.max_piece());
         let plan = if chain { plan::broadcast_chain } else { plan::broadcast_tree };
         self.transfer(
-            ("broadcast", root),
+            Called::of("broadcast", data.len(), data.len()).with(root),
             &plan(self.position(), data.len(), root),
             &[],
             data,
@@ -173,12 +178,13 @@ impl Group {
         let (parts, own, all) = self.rooted_parts(lengths, root)?;
         check_length(input.len(), own.len(), "input")?;
         let plan = plan::gather(self.position(), &parts, root);
+        let called = |output| Called::of("gather", input.len(), output).with(root);
         if self.rank != root {
-            return self.transfer(("gather", root), &plan, input, &mut [], call);
+            return self.transfer(called(0), &plan, input, &mut [], call);
         }
         check_length(output.len(), all, "output")?;
         output[own].copy_from_slice(input);
-        self.transfer(("gather", root), &plan, &[], output, call)
+        self.transfer(called(all), &plan, &[], output, call)
     }
 
     /// Scatters the root's input, a part for each rank. All parts have the same length. Only the root passes `input`.
@@ -204,12 +210,13 @@ impl Group {
         let (parts, own, all) = self.rooted_parts(lengths, root)?;
         check_length(output.len(), own.len(), "output")?;
         let plan = plan::scatter(self.position(), &parts, root);
+        let called = |input| Called::of("scatter", input, own.len()).with(root);
         if self.rank != root {
-            return self.transfer(("scatter", root), &plan, &[], output, call);
+            return self.transfer(called(0), &plan, &[], output, call);
         }
         check_length(input.len(), all, "input")?;
-        output.copy_from_slice(&input[own]);
-        self.transfer(("scatter", root), &plan, input, &mut [], call)
+        output.copy_from_slice(&input[own.clone()]);
+        self.transfer(called(all), &plan, input, &mut [], call)
     }
 
     /// Sends part i of the input to rank i; part i of the output comes from rank i. All parts have the same length.
@@ -240,7 +247,8 @@ impl Group {
         check_length(place.len(), own.len(), "own part of the output")?;
         output[place.clone()].copy_from_slice(&input[own.clone()]);
         let plan = plan::alltoall(self.position(), &from, &into);
-        self.transfer(("alltoall", 0), &plan, input, output, call)
+        let called = Called::of("alltoall", input.len(), output.len());
+        self.transfer(called, &plan, input, output, call)
     }
 
     /// Returns when all ranks have called it.
@@ -248,7 +256,8 @@ impl Group {
     /// # Errors
     /// As [`Group::allreduce`].
     pub fn barrier(&self, call: &Call) -> Result<()> {
-        self.transfer(("barrier", 0), &plan::barrier(self.position()), &[], &mut [0], call)
+        let called = Called::of("barrier", 0, 0);
+        self.transfer(called, &plan::barrier(self.position()), &[], &mut [0], call)
     }
 
     fn position(&self) -> Position {
@@ -296,10 +305,9 @@ impl Group {
         Ok(consecutive(lengths))
     }
 
-    /// `what` and `root` are the operation's name and its root; 0 if it has none.
     fn reduce_with(
         &self,
-        (what, root): (&'static str, usize),
+        called: Called,
         plan: &Plan,
         piece: usize,
         data: &mut [u8],
@@ -308,22 +316,23 @@ impl Group {
     ) -> Result<()> {
         let combine = |into: &mut [u8], other: &[u8]| reduction.combine(into, other);
         let cut = (reduction.element(), piece);
-        let key = self.operation(digest_of(what, root, reduction.code()), call);
-        self.run(what, key, plan, cut, &[], data, (&combine, call))
+        let called = Called { data_type: reduction.data_type(), ..called };
+        let key = self.operation(digest_of(&called, reduction.code()), call);
+        self.run(called, key, plan, cut, &[], data, (&combine, call))
     }
 
     /// As [`Group::reduce_with`], without a reduction.
     fn transfer(
         &self,
-        (what, root): (&'static str, usize),
+        called: Called,
         plan: &Plan,
         input: &[u8],
         work: &mut [u8],
         call: &Call,
     ) -> Result<()> {
         self.run(
-            what,
-            self.operation(digest_of(what, root, [0; 2]), call),
+            called,
+            self.operation(digest_of(&called, [0; 2]), call),
             plan,
             (1, self.max_piece()),
             input,
@@ -356,7 +365,7 @@ impl Group {
     )]
     pub(super) fn run(
         &self,
-        what: &'static str,
+        called: Called,
         key: Key,
         plan: &Plan,
         (element, piece): (usize, usize),
@@ -369,22 +378,32 @@ impl Group {
             mesh: &self.mesh,
             members: &self.members,
             key,
-            what,
+            what: called.what,
             timeout: call.timeout.unwrap_or(self.timeout),
             element,
             piece,
             combine,
         };
-        execute(&job, plan, input, work).map_err(|error| {
+        let (sequence, number) = match (key.kind, called.peer) {
+            (Kind::Message, Some(to)) => {
+                (Sequence::Sends { to, tag: call.tag }, self.record.message_number(to, false))
+            }
+            _ => (Sequence::Collectives { tag: call.tag }, Some(key.sequence)),
+        };
+        let record = self.record.start(sequence, call, called, number);
+        let outcome = execute(&job, plan, input, work).map_err(|error| {
             self.unfinished.store(true, Ordering::Relaxed);
             self.renumbered(error)
-        })
+        });
+        self.record.end(record, outcome.as_ref().err());
+        outcome
     }
 }
 
 /// The digest of what all ranks must call alike. Not 0, which earlier versions sent.
-fn digest_of(what: &str, root: usize, reduction: [u8; 2]) -> u16 {
-    let all = [what.as_bytes(), &(root as u32).to_le_bytes(), &reduction].concat();
+fn digest_of(called: &Called, reduction: [u8; 2]) -> u16 {
+    let root = called.peer.unwrap_or(0) as u32;
+    let all = [called.what.as_bytes(), &root.to_le_bytes(), &reduction].concat();
     let digest = digest(&all);
     ((digest ^ digest >> 16 ^ digest >> 32 ^ digest >> 48) as u16).max(1)
 }

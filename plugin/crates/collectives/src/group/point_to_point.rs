@@ -7,8 +7,9 @@ use crate::error::{Error, Result};
 use crate::group::receive::MessageReceive;
 use crate::links::link::{Key, Kind};
 use crate::links::matching::MAX_MESSAGE_BYTES;
+use crate::recorder::{Called, Recorded};
 
-use super::{Call, Group};
+use super::{Call, Group, Sequence};
 
 impl Group {
     /// Sends a message to another rank. Returns when the bytes may be changed; for a large message that is when the other rank has
@@ -25,7 +26,7 @@ impl Group {
         self.check_peer(to)?;
         let plan = Plan::message(to, bytes.len(), max_part);
         self.run(
-            "send",
+            Called::of("send", bytes.len(), 0).with(to),
             self.message_key(call),
             &plan,
             (1, max_part),
@@ -41,8 +42,12 @@ impl Group {
     /// As [`Group::allreduce`]. A message that is longer than the buffer ends the group.
     pub fn recv(&self, from: usize, buffer: &mut [u8], call: &Call) -> Result<usize> {
         self.check_peer(from)?;
-        let from = [self.members[from]];
-        self.receive(&from, buffer, call, MAX_MESSAGE_BYTES).map(|(_, bytes)| bytes)
+        let record = self.record_receive(Some(from), buffer.len(), call)?;
+        let member = [self.members[from]];
+        let received = self.receive(&member, buffer, call, MAX_MESSAGE_BYTES);
+        let received = received.map(|(_, bytes)| (from, bytes));
+        self.record_received(record, &received);
+        received.map(|(_, bytes)| bytes)
     }
 
     /// Receives a message from the first rank that sends one. Returns that rank and the message's length.
@@ -57,11 +62,33 @@ impl Group {
         if others.is_empty() {
             return Err(Error::argument("there is no other rank to receive from"));
         }
-        let (index, bytes) = self.receive(&others, buffer, call, MAX_MESSAGE_BYTES)?;
-        let rank = self.members.iter().position(|member| *member == others[index]);
-        let rank = rank.unwrap_or_default();
+        let record = self.record_receive(None, buffer.len(), call)?;
+        let received = self.receive(&others, buffer, call, MAX_MESSAGE_BYTES);
+        let received = received.map(|(index, bytes)| {
+            let rank = self.members.iter().position(|member| *member == others[index]);
+            (rank.unwrap_or_default(), bytes)
+        });
+        self.record_received(record, &received);
+        let (rank, bytes) = received?;
         self.first_sender.store(rank + 1, Ordering::Relaxed);
         Ok((rank, bytes))
+    }
+
+    /// Records that a receive begins.
+    fn record_receive(&self, from: Option<usize>, bytes: usize, call: &Call) -> Result<Recorded> {
+        self.check_usable()?;
+        let called = Called { peer: from, ..Called::of("recv", 0, bytes) };
+        let number = from.and_then(|from| self.record.message_number(from, true));
+        let sequence = Sequence::Receives { from, tag: call.tag };
+        Ok(self.record.start(sequence, call, called, number))
+    }
+
+    /// Records how a receive has ended: the sender and the length of the message, or the error.
+    fn record_received(&self, record: Recorded, received: &Result<(usize, usize)>) {
+        if let Ok((from, bytes)) = received {
+            self.record.received(record, *from, *bytes);
+        }
+        self.record.end(record, received.as_ref().err());
     }
 
     fn receive(

@@ -12,6 +12,7 @@ use evenkeel_transport::sync::lock;
 
 use crate::error::{Error, ErrorKind, Result, format_duration};
 
+use crate::recorder::Recorded;
 use crate::wait::turn_timed_out;
 
 use super::queue::{Callback, Sequence};
@@ -125,22 +126,48 @@ impl Group {
         sequence: Sequence,
         operation: impl FnOnce(&Self) -> Result<T> + Send + 'static,
     ) -> Request<T> {
+        match self.check_usable() {
+            Ok(()) => self.push(sequence, None, operation),
+            Err(error) => Request::ready(Err(error)),
+        }
+    }
+
+    /// As [`Group::start`], for one operation of the sequence with these options. The flight recorder has it from now on.
+    pub fn start_call<T: Send + 'static>(
+        self: &Arc<Self>,
+        sequence: Sequence,
+        call: Call,
+        operation: impl FnOnce(&Self, &Call) -> Result<T> + Send + 'static,
+    ) -> Request<T> {
         if let Err(error) = self.check_usable() {
             return Request::ready(Err(error));
         }
+        let record = self.record.schedule(sequence, &call);
+        let call = Call { record: Some(record), ..call };
+        self.push(sequence, Some(record), move |group| operation(group, &call))
+    }
+
+    fn push<T: Send + 'static>(
+        self: &Arc<Self>,
+        sequence: Sequence,
+        record: Option<Recorded>,
+        operation: impl FnOnce(&Self) -> Result<T> + Send + 'static,
+    ) -> Request<T> {
         let request = Request::new();
         let (group, started) = (Arc::clone(self), request.clone());
         let task = move || {
             let outcome = catch_unwind(AssertUnwindSafe(|| operation(&group)));
             let defect = || Err(Error::new(ErrorKind::System, "defect: an operation panicked"));
             let outcome = outcome.unwrap_or_else(|_| defect());
+            group.record_unbegun(record, &outcome);
             // Before the request is done: whoever waits for it may expect to hold the last reference.
             drop(group);
             started.complete(outcome)
         };
         if let Err(error) = self.queues.push(sequence, Box::new(task)) {
-            let error = Error::system("cannot start a thread for the operation", error);
-            return Request::ready(Err(error));
+            let outcome = Err(Error::system("cannot start a thread for the operation", error));
+            self.record_unbegun(record, &outcome);
+            return Request::ready(outcome);
         }
         request
     }
@@ -158,7 +185,8 @@ impl Group {
     }
 
     /// As [`Group::in_order`], but waits for its turn only as long as the call's own timeout, if it has one. The time counts anew when
-    /// an operation before it ends. `operation` is one operation of the sequence, with the options of `call`.
+    /// an operation before it ends. `operation` is one operation of the sequence, with the options that it gets. The flight recorder has
+    /// it from now on.
     ///
     /// # Errors
     /// The operation's; [`ErrorKind::Timeout`] when its turn did not come. Then this rank leaves it out, as one that has timed out: the
@@ -167,9 +195,21 @@ impl Group {
         &self,
         sequence: Sequence,
         call: &Call,
-        operation: impl FnOnce(&Self) -> Result<T>,
+        operation: impl FnOnce(&Self, &Call) -> Result<T>,
     ) -> Result<T> {
-        self.take_turn(sequence, call.timeout, operation)
+        self.check_usable()?;
+        let record = self.record.schedule(sequence, call);
+        let call = Call { record: Some(record), ..call.clone() };
+        let outcome = self.take_turn(sequence, call.timeout, |group| operation(group, &call));
+        self.record_unbegun(Some(record), &outcome);
+        outcome
+    }
+
+    /// Records the error of a call that ended before it began: its turn did not come, or its arguments were wrong.
+    fn record_unbegun<T>(&self, record: Option<Recorded>, outcome: &Result<T>) {
+        if let (Some(record), Err(error)) = (record, outcome) {
+            self.record.end_scheduled(record, error);
+        }
     }
 
     fn take_turn<T>(
@@ -336,7 +376,7 @@ mod tests {
             let short = Call::default().timeout(Duration::from_secs(1));
             if group.rank() == 0 {
                 let first = group.start(FIRST, allreduce(vec![1], 0));
-                let barrier = |group: &Group| group.barrier(&short);
+                let barrier = |group: &Group, call: &Call| group.barrier(call);
                 let error = group.in_order_within(FIRST, &short, barrier).unwrap_err();
                 let last = group.start(FIRST, allreduce(vec![100], 0));
                 let _ = lock(&over).send(());
