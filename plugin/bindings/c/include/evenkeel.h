@@ -524,6 +524,20 @@ evenkeel_status evenkeel_recv_any(const evenkeel_group *group,
                                   size_t *received,
                                   const evenkeel_call *call);
 
+/**
+ * Writes the last calls of this process, of all its groups, to a file, as JSON: which call each group is in, its number, sizes and
+ * state, whom it waits for, and why it failed. For a look at a program that hangs, from another thread, or after an error.
+ */
+evenkeel_status evenkeel_flight_recorder_dump(const char *path);
+
+/**
+ * Names a group for the flight recorder, and its ranks by their numbers in the job: one number for each rank. The first name stays.
+ */
+evenkeel_status evenkeel_group_set_name(const evenkeel_group *group,
+                                        const char *name,
+                                        const size_t *ranks,
+                                        size_t count);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus

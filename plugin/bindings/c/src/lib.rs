@@ -9,6 +9,7 @@
 
 pub mod collectives;
 mod error;
+pub mod flight_recorder;
 pub mod group;
 pub mod last_error;
 pub mod point_to_point;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// The order of the sources in the header.
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 10] = [
     "status",
     "version",
     "last_error",
@@ -13,6 +13,7 @@ const SOURCES: [&str; 9] = [
     "reductions",
     "collectives",
     "point_to_point",
+    "flight_recorder",
 ];
 
 /// Writes the header if it differs, so that the next run passes and the change is visible.

@@ -186,6 +186,30 @@ static void sub_groups(evenkeel_group *group) {
   evenkeel_group_free(sub);
 }
 
+/* What the file has, as far as `text` has room. */
+static void read_file(const char *path, char *text, size_t size) {
+  FILE *file = fopen(path, "r");
+  CHECK(file != NULL);
+  text[fread(text, 1, size - 1, file)] = 0;
+  fclose(file);
+}
+
+static void flight_recorder(evenkeel_group *group, const char *folder) {
+  static char text[1 << 22];
+  char path[4096];
+  size_t ranks[] = {10, 11, 12};
+  OK(evenkeel_group_set_name(group, "training", ranks, RANKS));
+  CHECK(evenkeel_group_set_name(group, "training", ranks, 2) == EVENKEEL_ARGUMENT);
+  snprintf(path, sizeof path, "%s/recorder-%zu.json", folder, me);
+  OK(evenkeel_flight_recorder_dump(path));
+  read_file(path, text, sizeof text);
+  CHECK(strstr(text, "\"name\":\"training\"") != NULL && strstr(text, "\"ranks\":[10,11,12]") != NULL);
+  CHECK(strstr(text, "\"name\":\"alltoall\"") != NULL && strstr(text, "\"state\":\"completed\"") != NULL);
+  CHECK(evenkeel_flight_recorder_dump("/no/such/folder") == EVENKEEL_SYSTEM);
+  CHECK(strstr(evenkeel_last_error(), "/no/such/folder") != NULL);
+  CHECK(evenkeel_flight_recorder_dump(NULL) == EVENKEEL_ARGUMENT);
+}
+
 static void invalid_arguments(evenkeel_group *group) {
   size_t twice[] = {0, 0};
   float data[] = {1};
@@ -305,6 +329,7 @@ static int rank(const char *folder, const char *transport) {
   data_movement(group);
   requests(group);
   sub_groups(group);
+  flight_recorder(group, folder);
   invalid_arguments(group);
   OK(evenkeel_barrier(group, NULL));
   evenkeel_group_free(group);
