@@ -13,6 +13,7 @@ Start a program as several ranks with a launcher (``evenkeel-run -n 4 python tra
 
 from evenkeel._evenkeel import Group, MemoryStore, Request, StoreServer, __version__, init, join_as_newcomer
 from evenkeel.errors import AbortedError, Error, LostError, MismatchError, StoreError, TimeoutError
+from evenkeel.flight_recorder import dump_flight_recorder
 from evenkeel.run import plugin_path
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "StoreServer",
     "TimeoutError",
     "__version__",
+    "dump_flight_recorder",
     "init",
     "join_as_newcomer",
     "plugin_path",

@@ -7,7 +7,8 @@ Reductions work on int8, uint8, int32, uint32, int64, uint64, float16, float32, 
 ml_dtypes. Operations that only move data take elements of any type. Counts are numbers of elements.
 
 ``tag``: operations with different tags may be in progress at the same time, from different threads. Operations with the same tag
-must be called in the same order on all ranks. ``timeout``: seconds for which the operation may make no progress. ``wait``: with
+must be called in the same order on all ranks. ``timeout``: seconds for which the operation may make no progress. ``note``: a text
+for the flight recorder, such as the name of what is reduced. ``wait``: with
 False the call starts the operation and returns a ``Request`` at once. The operation makes progress by itself. Collective operations
 of a tag run in the order in which they were started, and so do messages of a tag to a rank, and from a rank. The arrays must not be
 used until it is done.
@@ -77,6 +78,12 @@ def join_as_newcomer(
     Raises TimeoutError when there is none in time.
     """
 
+def flight_record() -> str:
+    """The last calls of this process, as JSON, for ``evenkeel.flight_recorder``."""
+
+def on_failure(callback: Callable[[str], object], /) -> None:
+    """Calls ``callback`` with the error's text after an operation has failed, on the thread that ran it. The last one counts."""
+
 @final
 class Group:
     """A rank's membership in a group. As a context manager it leaves the group at the end."""
@@ -113,6 +120,9 @@ class Group:
         the others went on without it, which can come back by ``join_as_newcomer``; StoreError when the store cannot be reached.
         """
 
+    def set_name(self, name: str, ranks: Sequence[int]) -> None:
+        """Names the group for the flight recorder, and its ranks by their numbers in the job. The first name stays."""
+
     def describe(self, rank: int) -> str:
         """A rank for messages: its number, host and process."""
 
@@ -125,6 +135,7 @@ class Group:
         dtype: str | None = None,
         tag: int = 0,
         timeout: float | None = None,
+        note: str | None = None,
         wait: bool = True,
     ) -> Request | None:
         """Reduces the arrays of all ranks, in place. Afterwards all ranks have the same result, bitwise.
@@ -143,6 +154,7 @@ class Group:
         dtype: str | None = None,
         tag: int = 0,
         timeout: float | None = None,
+        note: str | None = None,
         wait: bool = True,
     ) -> Request | None:
         """Reduces the arrays of all ranks to rank ``root``, in place. Afterwards the contents of the others' arrays are undefined."""
@@ -156,6 +168,7 @@ class Group:
         dtype: str | None = None,
         tag: int = 0,
         timeout: float | None = None,
+        note: str | None = None,
         wait: bool = True,
     ) -> Request | slice:
         """Reduces the arrays of all ranks and scatters the result: rank i gets part i, at its place in the array; the rest is undefined.
@@ -164,12 +177,26 @@ class Group:
         """
 
     def broadcast(
-        self, array: _Array, *, root: int = 0, tag: int = 0, timeout: float | None = None, wait: bool = True
+        self,
+        array: _Array,
+        *,
+        root: int = 0,
+        tag: int = 0,
+        timeout: float | None = None,
+        note: str | None = None,
+        wait: bool = True,
     ) -> Request | None:
         """Sends the array of rank ``root`` to all ranks."""
 
     def allgather(
-        self, array: _Array, *, counts: Sequence[int] | None = None, tag: int = 0, timeout: float | None = None, wait: bool = True
+        self,
+        array: _Array,
+        *,
+        counts: Sequence[int] | None = None,
+        tag: int = 0,
+        timeout: float | None = None,
+        note: str | None = None,
+        wait: bool = True,
     ) -> Request | None:
         """Each rank passes its part at its place in the array. Afterwards all ranks have all parts.
 
@@ -185,6 +212,7 @@ class Group:
         counts: Sequence[int] | None = None,
         tag: int = 0,
         timeout: float | None = None,
+        note: str | None = None,
         wait: bool = True,
     ) -> Request | None:
         """Gathers the inputs of all ranks at rank ``root``, in the order of the ranks. Only the root passes an output.
@@ -201,6 +229,7 @@ class Group:
         counts: Sequence[int] | None = None,
         tag: int = 0,
         timeout: float | None = None,
+        note: str | None = None,
         wait: bool = True,
     ) -> Request | None:
         """Scatters the input of rank ``root``, a part for each rank. Only the root passes an input.
@@ -217,6 +246,7 @@ class Group:
         received: Sequence[int] | None = None,
         tag: int = 0,
         timeout: float | None = None,
+        note: str | None = None,
         wait: bool = True,
     ) -> Request | None:
         """Sends part i of the input to rank i; part i of the output comes from rank i.
@@ -224,14 +254,37 @@ class Group:
         sent, received: the numbers of elements of the parts; by default equal.
         """
 
-    def barrier(self, *, tag: int = 0, timeout: float | None = None, wait: bool = True) -> Request | None:
+    def barrier(
+        self,
+        *,
+        tag: int = 0,
+        timeout: float | None = None,
+        note: str | None = None,
+        wait: bool = True,
+    ) -> Request | None:
         """Returns when all ranks have called it."""
 
-    def send(self, array: _Array, to: int, *, tag: int = 0, timeout: float | None = None, wait: bool = True) -> Request | None:
+    def send(
+        self,
+        array: _Array,
+        to: int,
+        *,
+        tag: int = 0,
+        timeout: float | None = None,
+        note: str | None = None,
+        wait: bool = True,
+    ) -> Request | None:
         """Sends a message to another rank. Messages of a tag arrive in order."""
 
     def recv(
-        self, array: _Array, source: int | None = None, *, tag: int = 0, timeout: float | None = None, wait: bool = True
+        self,
+        array: _Array,
+        source: int | None = None,
+        *,
+        tag: int = 0,
+        timeout: float | None = None,
+        note: str | None = None,
+        wait: bool = True,
     ) -> Request | tuple[int, int]:
         """Receives a message, by default from any rank. Returns the rank and the number of elements."""
 

@@ -4,6 +4,7 @@
 //! [`memory`] has all unsafe code: access to the memory of Python objects while an operation runs.
 
 mod error;
+mod flight_recorder;
 mod group;
 mod memory;
 mod request;
@@ -20,6 +21,8 @@ fn evenkeel_python(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<request::Request>()?;
     module.add_class::<store::MemoryStore>()?;
     module.add_class::<store::StoreServer>()?;
+    module.add_function(wrap_pyfunction!(flight_recorder::flight_record, module)?)?;
+    module.add_function(wrap_pyfunction!(flight_recorder::on_failure, module)?)?;
     module.add_function(wrap_pyfunction!(group::init, module)?)?;
     module.add_function(wrap_pyfunction!(group::join_as_newcomer, module)?)
 }
