@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import Backend, ProcessGroup, ReduceOp, Work as 
 
 import evenkeel
 from evenkeel._evenkeel import RawMemory, Request
+from evenkeel import _torch_flight_recorder as recorder
 from evenkeel._loopback import Loopback, LoopbackRequest
 
 NAME = "evenkeel"
@@ -370,14 +371,14 @@ class _Operations:
             return self._allreduce_several(tensors, opts)
         staged = _Staged(tensors[0], dtype=_WIDER.get(tensors[0].dtype))
         data, name, dtype = self._reducible(staged.tensor, opts)
-        memory = _memory(data)
+        memory, note = _memory(data), recorder.note("all_reduce", tensors, tensors)
 
         def finish() -> None:
             self._average(staged.tensor, opts)
             staged.write_back()
 
         def start(wait: bool, timeout: float | None) -> Any:
-            return self._group.allreduce(memory, name, dtype=dtype, timeout=timeout, wait=wait)
+            return self._group.allreduce(memory, name, dtype=dtype, timeout=timeout, note=note, wait=wait)
 
         return self._work(opts, tensors, start, finish)
 
@@ -475,7 +476,7 @@ class _Operations:
         # The tensors of the other ranks stay what they are.
         staged = _Staged(tensor if is_root else _plain_copy(tensor), dtype=_WIDER.get(tensor.dtype))
         data, op, dtype = self._reducible(staged.tensor, opts)
-        memory = _memory(data)
+        memory, note = _memory(data), recorder.note("reduce", [tensor], [tensor])
 
         def finish() -> None:
             if is_root:
@@ -483,7 +484,7 @@ class _Operations:
                 staged.write_back()
 
         def start(wait: bool, timeout: float | None) -> Any:
-            return self._group.reduce(memory, op, root=root, dtype=dtype, timeout=timeout, wait=wait)
+            return self._group.reduce(memory, op, root=root, dtype=dtype, timeout=timeout, note=note, wait=wait)
 
         return self._work(opts, [tensor], start, finish)
 
@@ -492,7 +493,8 @@ class _Operations:
         _check([output, input])
         if output.numel() * self._size != input.numel():
             raise ArgumentError(f"reduce-scatter of {input.numel()} elements to {output.numel()} on each of {self._size} ranks")
-        return self._reduce_scatter(output, _plain_copy(input).view(-1), None, opts)
+        note = recorder.note("_reduce_scatter_base", [input], [output])
+        return self._reduce_scatter(output, _plain_copy(input).view(-1), None, note, opts)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
         opts = _options(opts, c10d.ReduceScatterOptions)
@@ -501,9 +503,12 @@ class _Operations:
         counts = [part.numel() for part in parts]
         if len(parts) != self._size or counts[self._rank] != output.numel():
             raise ArgumentError(f"reduce-scatter of parts of {counts} elements to {output.numel()} on rank {self._rank}")
-        return self._reduce_scatter(output, torch.cat([part.reshape(-1) for part in parts]), counts, opts)
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        uneven = min(counts) < max(counts)
+        note = recorder.note("reduce_scatter_v", [flat], [flat]) if uneven else recorder.note("reduce_scatter", [flat], [output])
+        return self._reduce_scatter(output, flat, counts, note, opts)
 
-    def _reduce_scatter(self, output: Tensor, flat: Tensor, counts: list[int] | None, opts: Any) -> Work:
+    def _reduce_scatter(self, output: Tensor, flat: Tensor, counts: list[int] | None, note: str, opts: Any) -> Work:
         """Reduces `flat`, which is overwritten, to this rank's part of it."""
         flat = flat.to(_WIDER.get(flat.dtype, flat.dtype))
         first = sum(counts[: self._rank]) if counts else self._rank * output.numel()
@@ -518,7 +523,7 @@ class _Operations:
             output.copy_(part.view(output.shape))
 
         def start(wait: bool, timeout: float | None) -> Any:
-            return self._group.reduce_scatter(memory, op, counts=parts, dtype=dtype, timeout=timeout, wait=wait)
+            return self._group.reduce_scatter(memory, op, counts=parts, dtype=dtype, timeout=timeout, note=note, wait=wait)
 
         return self._work(opts, [output], start, finish)
 
@@ -539,7 +544,7 @@ class _Operations:
         source = tensors[opts.rootTensor]
         others = [tensor for tensor in tensors if tensor is not source]
         staged = _Staged(source)
-        memory = _memory(staged.tensor)
+        memory, note = _memory(staged.tensor), recorder.note("broadcast", [source], [source])
 
         def finish() -> None:
             staged.write_back()
@@ -547,7 +552,7 @@ class _Operations:
                 tensor.copy_(source)
 
         def start(wait: bool, timeout: float | None) -> Any:
-            return self._group.broadcast(memory, root=root, timeout=timeout, wait=wait)
+            return self._group.broadcast(memory, root=root, timeout=timeout, note=note, wait=wait)
 
         return self._work(opts, tensors, start, finish)
 
@@ -563,10 +568,10 @@ class _Operations:
         own = staged.tensor.view(-1)[self._rank * input.numel() :][: input.numel()]
         if not _is_plain(input) or own.data_ptr() != input.data_ptr():
             own.copy_(input.reshape(-1))
-        memory = _memory(staged.tensor)
+        memory, note = _memory(staged.tensor), recorder.note("_all_gather_base", [input], [output])
 
         def start(wait: bool, timeout: float | None) -> Any:
-            return self._group.allgather(memory, timeout=timeout, wait=wait)
+            return self._group.allgather(memory, timeout=timeout, note=note, wait=wait)
 
         return self._work(opts, [output], start, staged.write_back)
 
@@ -621,6 +626,8 @@ class _Operations:
         flat = torch.empty(sum(counts), dtype=own.dtype)
         ends = flat.split(counts)
         ends[self._rank].copy_(own.reshape(-1))
+        uneven = min(counts) < max(counts)
+        note = recorder.note("all_gather_v", [flat], [flat]) if uneven else recorder.note("all_gather", [own], [flat])
         memory = _memory(flat)
 
         def finish() -> None:
@@ -628,7 +635,7 @@ class _Operations:
                 part.copy_(data.view(part.shape))
 
         def start(wait: bool, timeout: float | None) -> Any:
-            return self._group.allgather(memory, counts=counts, timeout=timeout, wait=wait)
+            return self._group.allgather(memory, counts=counts, timeout=timeout, note=note, wait=wait)
 
         return self._work(opts, parts, start, finish)
 
@@ -661,13 +668,14 @@ class _Operations:
         parts = self._parts(outputs, own, root, "output")
         flat = torch.empty((len(parts), own.numel()), dtype=own.dtype)
         memory = _memory(flat) if root == self._rank else None
+        note = recorder.note("gather", [own], [flat] if parts else [])
 
         def finish() -> None:
             for part, row in zip(parts, flat, strict=True):
                 part.copy_(row.view(part.shape))
 
         def start(wait: bool, timeout: float | None) -> Any:
-            return self._group.gather(_memory(data), memory, root=root, timeout=timeout, wait=wait)
+            return self._group.gather(_memory(data), memory, root=root, timeout=timeout, note=note, wait=wait)
 
         return self._work(opts, parts, start, finish)
 
@@ -682,9 +690,10 @@ class _Operations:
         staged = _Staged(own, fill=False)
         flat = torch.cat([part.reshape(-1) for part in parts]) if parts else None
         source = _memory(flat) if flat is not None else None
+        note = recorder.note("scatter", [flat] if parts else [], [own])
 
         def start(wait: bool, timeout: float | None) -> Any:
-            return self._group.scatter(_memory(staged.tensor), source, root=root, timeout=timeout, wait=wait)
+            return self._group.scatter(_memory(staged.tensor), source, root=root, timeout=timeout, note=note, wait=wait)
 
         return self._work(opts, [own], start, staged.write_back)
 
@@ -727,10 +736,11 @@ class _Operations:
             return [rows // self._size * row] * self._size
 
         sent, received = counts(data, input_split_sizes), counts(output, output_split_sizes)
+        note = recorder.note("all_to_all", [input], [output])
 
         def start(wait: bool, timeout: float | None) -> Any:
             source, target = _memory(data), _memory(staged.tensor)
-            return self._group.alltoall(source, target, sent=sent, received=received, timeout=timeout, wait=wait)
+            return self._group.alltoall(source, target, sent=sent, received=received, timeout=timeout, note=note, wait=wait)
 
         return self._work(opts, [output], start, staged.write_back)
 
@@ -740,6 +750,7 @@ class _Operations:
         sent, received = [part.numel() for part in inputs], [part.numel() for part in outputs]
         source = torch.cat([part.reshape(-1) for part in inputs])
         target = torch.empty(sum(received), dtype=source.dtype)
+        note = recorder.note("all_to_all", [source], [target])
 
         def finish() -> None:
             for part, data in zip(outputs, target.split(received), strict=True):
@@ -747,7 +758,7 @@ class _Operations:
 
         def start(wait: bool, timeout: float | None) -> Any:
             group, ends = self._group, (_memory(source), _memory(target))
-            return group.alltoall(*ends, sent=sent, received=received, timeout=timeout, wait=wait)
+            return group.alltoall(*ends, sent=sent, received=received, timeout=timeout, note=note, wait=wait)
 
         return self._work(opts, outputs, start, finish)
 
@@ -758,7 +769,8 @@ class _Operations:
         data = _plain(tensor)
         if dst == self._rank:
             return Work([tensor], [self._loopback.send(data, tag)])
-        return Work([tensor], [self._group.send(_memory(data), dst, tag=tag, wait=False)])
+        note = recorder.note("send", [tensor], [])
+        return Work([tensor], [self._group.send(_memory(data), dst, tag=tag, note=note, wait=False)])
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> Work:
         return self._recv(tensors, src, tag)
@@ -771,7 +783,8 @@ class _Operations:
         staged = _Staged(tensor, fill=False)
         if src == self._rank:
             return Work([tensor], [self._loopback.recv(staged.tensor, tag)], staged.write_back)
-        request = self._group.recv(_memory(staged.tensor), src, tag=tag, wait=False)
+        note = recorder.note("recv", [], [tensor])
+        request = self._group.recv(_memory(staged.tensor), src, tag=tag, note=note, wait=False)
         return Work([tensor], [request], staged.write_back)
 
     # Barriers, and the group itself
@@ -853,12 +866,15 @@ class EvenkeelBackend(_Operations, Backend):
     def __init__(self, opts: Any) -> None:
         Backend.__init__(self, opts.group_rank, opts.group_size)
         self._rank, self._size, self._store, self._timeout = opts.group_rank, opts.group_size, opts.store, opts.timeout
+        self._name, self._ranks = opts.group_id, list(opts.global_ranks_in_group)
         self._loopback = Loopback(self._rank, self._timeout.total_seconds())
         self._handle = f"{self._rank}/{secrets.token_hex(8)}"
         # With enable_reconfigure, the group comes to be in the first call of reconfigure.
         self._joined: evenkeel.Group | None = None
         if not getattr(opts, "enable_reconfigure", False):
-            self._joined = _join(opts.store, self._rank, self._size, opts.timeout)
+            self._joined = _join(self._store, self._rank, self._size, self._timeout, self._name, self._ranks)
+        if not self._ranks:
+            recorder.watch(self._store)
 
     @property
     def _group(self) -> evenkeel.Group:
@@ -889,10 +905,12 @@ class EvenkeelBackend(_Operations, Backend):
         timeout = opts.timeout or self._timeout
         self._loopback.abort("the process group was reconfigured")
         self._loopback = Loopback(self._rank, timeout.total_seconds())
-        self._joined = _join(store, self._rank, self._size, timeout)
+        self._joined = _join(store, self._rank, self._size, timeout, self._name, self._ranks)
         return Work([])
 
     def shutdown(self) -> None:
+        if not self._ranks:
+            recorder.unwatch()
         if self._joined is not None:
             self._joined.close()
 
@@ -922,10 +940,18 @@ class EvenkeelProcessGroup(_Operations, ProcessGroup):
 class _WholeProcessGroup(_Operations, ProcessGroup):
     """The process group without a backend in it, of which torch would ask the group's name."""
 
-    def __init__(self, group: evenkeel.Group) -> None:
-        ProcessGroup.__init__(self, group.rank, group.size)
-        self._group, self._rank, self._size = group, group.rank, group.size
-        self._loopback = Loopback(group.rank, group.timeout)
+    def __init__(self, opts: Any) -> None:
+        ProcessGroup.__init__(self, opts.group_rank, opts.group_size)
+        self._rank, self._size, self._ranks = opts.group_rank, opts.group_size, list(opts.global_ranks_in_group)
+        self._group = _join(opts.store, self._rank, self._size, opts.timeout, opts.group_id, self._ranks)
+        self._loopback = Loopback(self._rank, opts.timeout.total_seconds())
+        if not self._ranks:
+            recorder.watch(opts.store)
+
+    def shutdown(self) -> None:
+        if not self._ranks:
+            recorder.unwatch()
+        self._group.close()
 
     def setGroupName(self, name: str) -> None:  # noqa: N802 - torch's name
         self._name = name
@@ -940,20 +966,23 @@ class _WholeProcessGroup(_Operations, ProcessGroup):
         return self._description
 
 
-def _join(store: Any, rank: int, size: int, timeout: timedelta) -> evenkeel.Group:
-    return evenkeel.init(
+def _join(store: Any, rank: int, size: int, timeout: timedelta, name: str, ranks: list[int]) -> evenkeel.Group:
+    """Joins a group with torch's name of it. `ranks` are its ranks' numbers in the job; none for the default group."""
+    group = evenkeel.init(
         store,
         rank,
         size,
         transport=os.environ.get("EVENKEEL_TORCH_TRANSPORT", "auto"),
         timeout=timeout.total_seconds(),
     )
+    group.set_name(name, ranks or list(range(size)))
+    return group
 
 
 def _create(opts: Any, _backend_options: Any) -> Backend | ProcessGroup:
     """Makes the backend of a process group. All of its ranks call this."""
     if not _BESIDE_OTHERS:
-        return _WholeProcessGroup(_join(opts.store, opts.group_rank, opts.group_size, opts.timeout))
+        return _WholeProcessGroup(opts)
     backend = EvenkeelBackend(opts)
     # torch sets the type of the backend before when it is the only one.
     return EvenkeelProcessGroup(backend) if opts.process_group.name() == "custom" else backend
