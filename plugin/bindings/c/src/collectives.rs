@@ -4,10 +4,10 @@ use std::ffi::c_void;
 
 use evenkeel_collectives as collectives;
 
-use crate::group::{Call, Group};
+use crate::call::{Call, collectives_of, operate};
+use crate::group::Group;
 use crate::pointers;
 use crate::reductions::parts;
-use crate::request::{collectives_of, operate};
 use crate::status::Status;
 
 /// Sends the bytes of rank `root` to all ranks.

@@ -9,31 +9,15 @@ use evenkeel_collectives::{
     self as collectives, Launch, Reconfigure, TransportKind, timeout_from_seconds,
 };
 
+use crate::call::{Call, options};
 use crate::error::Error;
 use crate::last_error::guard;
 use crate::pointers;
-use crate::request::Request;
 use crate::status::Status;
 use crate::store::Store;
 
 /// A rank's membership in a group.
 pub struct Group(pub(crate) Arc<collectives::Group>);
-
-/// The options of a call. All ranks must pass the same, except for the timeout. Zeros, or NULL instead of the options, are the
-/// defaults.
-#[repr(C)]
-pub struct Call {
-    /// Operations with different tags may be in progress at the same time.
-    pub tag: u32,
-    /// Seconds for which the operation may make no progress; 0: the group's timeout.
-    pub timeout: f64,
-    /// The algorithm of an all-reduce: "ring", "ring_chunked", "halving_doubling", "recursive_doubling", "bcube" or "hierarchical".
-    /// NULL: selected by the number of ranks and bytes.
-    pub algorithm: *const c_char,
-    /// Where to write a request: the call starts the operation and returns. NULL: it waits for the operation. Not all ranks need the
-    /// same.
-    pub request: *mut *mut Request,
-}
 
 /// Joins the group of all `size` ranks that find each other in this store, as rank `rank`. Returns once all ranks have joined.
 ///
@@ -292,19 +276,6 @@ pub(crate) unsafe fn with(
 ) -> Status {
     // SAFETY: the caller guarantees it.
     guard(|| body(&unsafe { pointers::deref_object("group", group) }?.0))
-}
-
-/// The options of a call.
-///
-/// # Safety
-/// `call` is null or points to options.
-pub(crate) unsafe fn options(call: *const Call) -> Result<collectives::Call, Error> {
-    // SAFETY: the caller guarantees it.
-    let Some(call) = (unsafe { call.as_ref() }) else { return Ok(collectives::Call::default()) };
-    // SAFETY: the header requires a string or NULL.
-    let algorithm = unsafe { pointers::string_or_none("algorithm", call.algorithm) }?;
-    let timeout = (call.timeout != 0.0).then_some(call.timeout);
-    Ok(collectives::Call::from_parts(call.tag, timeout, algorithm)?)
 }
 
 /// # Safety

@@ -7,6 +7,7 @@
     reason = "the header states what callers must guarantee once, at its top (cbindgen.toml)"
 )]
 
+pub mod call;
 pub mod collectives;
 mod error;
 pub mod flight_recorder;

@@ -4,9 +4,9 @@ use std::ffi::c_void;
 
 use evenkeel_collectives::{self as collectives, Sequence};
 
-use crate::group::{Call, Group};
+use crate::call::{Call, operate};
+use crate::group::Group;
 use crate::pointers;
-use crate::request::operate;
 use crate::status::Status;
 
 /// Sends a message to rank `to`. Returns when the bytes may be changed; for a large message that is when the other rank

@@ -4,10 +4,10 @@ use std::ffi::c_void;
 
 use evenkeel_collectives::{self as collectives, DataType, Op, Reduction};
 
+use crate::call::{Call, collectives_of, operate};
 use crate::error::Error;
-use crate::group::{Call, Group};
+use crate::group::Group;
 use crate::pointers;
-use crate::request::{collectives_of, operate};
 use crate::status::Status;
 
 /// Signed, 8 bits. (Types and reductions have the same numbers as in NCCL.)

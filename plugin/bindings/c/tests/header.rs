@@ -3,13 +3,14 @@
 use std::path::Path;
 
 /// The order of the sources in the header.
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     "status",
     "version",
     "last_error",
     "store",
     "group",
     "request",
+    "call",
     "reductions",
     "collectives",
     "point_to_point",
