@@ -21,9 +21,9 @@ check: ## What a change most often breaks, in minutes: formatting, vet, clippy, 
 	@$(GO) run ./hack/ci/check quick
 
 .PHONY: test
-test: ## All tests (root; STAGE="unit operator" for some of them, SINCE=main for what changes since then affect)
+test: ## All tests (root; STAGE="unit operator" for some of them, SINCE=main for what changes since then affect, KUBERNETES=1.30 with STAGE=operator)
 	@echo "compiling the test runner (a minute or two the first time)"
-	@$(GO) run ./hack/ci/check $(STAGE) $(if $(SINCE),--since $(SINCE)) $(if $(PARALLEL),--parallel $(PARALLEL)) $(if $(FAIL_FAST),--fail-fast)
+	@$(GO) run ./hack/ci/check $(STAGE) $(if $(SINCE),--since $(SINCE)) $(if $(KUBERNETES),--kubernetes $(KUBERNETES)) $(if $(PARALLEL),--parallel $(PARALLEL)) $(if $(FAIL_FAST),--fail-fast)
 
 .PHONY: flakes
 flakes: ## Run the tests of stages many times beside load, and list those that ever failed (STAGE=unit N=10 LOAD=5)

@@ -130,6 +130,29 @@ func TestUnknownStageIsRefused(t *testing.T) {
 	}
 }
 
+func TestOtherVersionsAreOfStageOperatorOnly(t *testing.T) {
+	for _, c := range []struct {
+		version string
+		stages  []string
+		refusal string
+	}{
+		{"", nil, ""},
+		{"1.30", []string{"operator"}, ""},
+		{"1.29", []string{"operator"}, "there is no API server of Kubernetes 1.29: there are 1.30, 1.31"},
+		{"1.30", nil, "only stage operator runs on another version of Kubernetes, and not format, unit"},
+		{"1.30", []string{"operator", "chart"}, "and not operator, chart"},
+	} {
+		chosen, err := choose(c.stages)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = runOptions{kubernetes: c.version}.versioned(chosen)
+		if (err == nil) != (c.refusal == "") || err != nil && !strings.Contains(err.Error(), c.refusal) {
+			t.Errorf("%s with %v: %v", c.version, c.stages, err)
+		}
+	}
+}
+
 // Each case is a run of fake stages: what its parts do, and what is counted in the end.
 func TestRunCountsAndCloses(t *testing.T) {
 	passes := func(_ context.Context, t *task) error {

@@ -60,6 +60,7 @@ func rootCommand() *cobra.Command {
 Results are written to dist/test: index.html for people, junit.xml for CI, and a log of each job.`,
 		Example: `  go run ./hack/ci/check
   go run ./hack/ci/check unit plugin
+  go run ./hack/ci/check operator --kubernetes 1.30
   go run ./hack/ci/check --since main`,
 		ValidArgs:    all,
 		Args:         cobra.OnlyValidArgs,
@@ -71,6 +72,7 @@ Results are written to dist/test: index.html for people, junit.xml for CI, and a
 	root.Flags().BoolVar(&run.failFast, "fail-fast", false, "end with the first failure")
 	root.Flags().BoolVar(&run.all, "all", false, "run also "+strings.Join(names(extra), ", "))
 	root.Flags().BoolVar(&run.list, "list", false, "print the stages that would run, and run nothing")
+	root.Flags().StringVar(&run.kubernetes, "kubernetes", "", "run stage "+kubernetesStage+" on the API server of this version: "+strings.Join(toolbox.OlderKubernetes, ", "))
 	root.Flags().StringVar(&run.since, "since", "", "run only stages that changes since this commit or branch can affect")
 
 	quickly := &cobra.Command{

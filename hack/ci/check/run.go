@@ -23,6 +23,25 @@ type runOptions struct {
 	all      bool
 	list     bool // print what would run, and run nothing
 	since    string
+	// kubernetes is the minor version of the API server of stage operator; empty: the local cluster's.
+	kubernetes string
+}
+
+// kubernetesStage is the stage that runs on API servers of several versions.
+const kubernetesStage = "operator"
+
+// versioned refuses a version of Kubernetes that there is not, or that stages would not run on.
+func (o runOptions) versioned(chosen []stage) error {
+	if o.kubernetes == "" {
+		return nil
+	}
+	if !slices.Contains(toolbox.OlderKubernetes, o.kubernetes) {
+		return fmt.Errorf("there is no API server of Kubernetes %s: there are %s", o.kubernetes, strings.Join(toolbox.OlderKubernetes, ", "))
+	}
+	if got := names(chosen); !slices.Equal(got, []string{kubernetesStage}) {
+		return fmt.Errorf("only stage %s runs on another version of Kubernetes, and not %s", kubernetesStage, strings.Join(got, ", "))
+	}
+	return nil
 }
 
 // runStages runs the named stages, or the usual ones.
@@ -35,6 +54,9 @@ func runStages(ctx context.Context, named []string, o runOptions) error {
 	}
 	chosen, err := choose(named)
 	if err != nil {
+		return err
+	}
+	if err := o.versioned(chosen); err != nil {
 		return err
 	}
 	var leftOut []string
@@ -81,6 +103,7 @@ func runStages(ctx context.Context, named []string, o runOptions) error {
 	if err != nil {
 		return err
 	}
+	s.kubernetes = o.kubernetes
 	return s.runAndReport(ctx, chosen, o, leftOut)
 }
 

@@ -28,6 +28,8 @@ type session struct {
 	console *console
 	cache   bool // Go may answer from its cache of test results
 	repeats bool // parts run several times
+	// kubernetes is the minor version of the API server of stage operator; empty: the local cluster's.
+	kubernetes string
 
 	// What set-ups have made. The scheduler runs a job after the set-ups that it needs.
 	rust      cargo.Built

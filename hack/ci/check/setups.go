@@ -67,7 +67,7 @@ var setUps = []setUp{
 		if err != nil {
 			return err
 		}
-		if t.assets, err = box.Envtest(ctx); err != nil {
+		if t.assets, err = box.Envtest(ctx, t.kubernetes); err != nil {
 			return err
 		}
 		t.helm, err = box.Path(ctx, "helm")

@@ -48,7 +48,7 @@ type binary struct {
 	pkg  string // package to build, relative to the recipe's folder or an import path
 }
 
-var recipes = []recipe{
+var recipes = append([]recipe{
 	{
 		name:     "kubernetes",
 		group:    clusterGroup,
@@ -177,7 +177,29 @@ var recipes = []recipe{
 		binaries: []binary{{"pause", "."}},
 		estimate: time.Second,
 	},
+}, olderAPIServers()...)
+
+// OlderKubernetes are the minor versions of Kubernetes that the chart allows, from its kubeVersion to the one before the local
+// cluster's. Of each, the toolbox has the API server, at the minor version's newest patch release.
+var OlderKubernetes = []string{"1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36"}
+
+func olderAPIServers() []recipe {
+	var all []recipe
+	for _, minor := range OlderKubernetes {
+		name := olderAPIServer(minor)
+		all = append(all, recipe{
+			name:     name,
+			module:   "k8s.io/kubernetes",
+			binaries: []binary{{name, "k8s.io/kubernetes/cmd/kube-apiserver"}},
+			ldflags:  kubernetesVersionFlags,
+			estimate: 6 * time.Minute,
+		})
+	}
+	return all
 }
+
+// olderAPIServer is the name of the tool that is the API server of a minor version.
+func olderAPIServer(minor string) string { return "kube-apiserver-" + minor }
 
 // kubernetesVersionFlags set the version that the programs report, by which clients and charts know the server's features.
 func kubernetesVersionFlags(version string) []string {

@@ -59,6 +59,9 @@ func New(progress io.Writer) (*Toolbox, error) {
 // Names lists every tool and program of the toolbox, sorted.
 func Names() []string {
 	names := []string{"envtest"}
+	for _, minor := range OlderKubernetes {
+		names = append(names, "envtest-"+minor)
+	}
 	for _, r := range recipes {
 		names = append(append(names, r.name), r.programs()...)
 	}
@@ -141,10 +144,13 @@ func (t *Toolbox) make(ctx context.Context, folder string, jobs []job) error {
 
 // Path returns the path of a program, building its tool first if needed. A
 // tool's own name means its first program; "envtest" means the folder that
-// [Toolbox.Envtest] returns.
+// [Toolbox.Envtest] returns, and "envtest-1.30" that of an older minor version.
 func (t *Toolbox) Path(ctx context.Context, name string) (string, error) {
 	if name == "envtest" {
-		return t.Envtest(ctx)
+		return t.Envtest(ctx, "")
+	}
+	if minor, ok := strings.CutPrefix(name, "envtest-"); ok {
+		return t.Envtest(ctx, minor)
 	}
 	r, err := findRecipe(name)
 	if err != nil {
@@ -169,24 +175,31 @@ func (t *Toolbox) Version(name string) (string, error) {
 	return r.version(r.folder(t.root))
 }
 
-// Envtest returns a folder with kube-apiserver, etcd and kubectl in it: what
-// controller-runtime's envtest expects in KUBEBUILDER_ASSETS.
-func (t *Toolbox) Envtest(ctx context.Context) (string, error) {
-	dirs, err := t.Dirs(ctx, "kubernetes", "etcd")
+// Envtest returns a folder with kube-apiserver, etcd and kubectl in it: what controller-runtime's envtest expects in KUBEBUILDER_ASSETS.
+// The API server is of the minor version, one of [OlderKubernetes]; empty: the local cluster's. The other two are the local cluster's.
+func (t *Toolbox) Envtest(ctx context.Context, minor string) (string, error) {
+	links := []string{"kube-apiserver", "kubectl", "etcd"}
+	programs := slices.Clone(links)
+	if minor != "" {
+		if !slices.Contains(OlderKubernetes, minor) {
+			return "", fmt.Errorf("unknown version %q of Kubernetes: there are %s", minor, strings.Join(OlderKubernetes, ", "))
+		}
+		programs[0] = olderAPIServer(minor)
+	}
+	dirs, err := t.Dirs(ctx, programs...)
 	if err != nil {
 		return "", err
 	}
-	programs := []string{"kube-apiserver", "kubectl", "etcd"}
 	var targets []string
-	for i, dir := range []string{dirs[0], dirs[0], dirs[1]} {
-		target, err := filepath.Abs(filepath.Join(dir, programs[i]))
+	for i, program := range programs {
+		target, err := filepath.Abs(filepath.Join(dirs[i], program))
 		if err != nil {
 			return "", err
 		}
 		targets = append(targets, target)
 	}
 	// The name has both versions, as two checkouts with different ones must not change each other's folder.
-	kubernetes, err := t.Version("kubernetes")
+	kubernetes, err := t.Version(programs[0])
 	if err != nil {
 		return "", err
 	}
@@ -203,8 +216,8 @@ func (t *Toolbox) Envtest(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer unlock()
-	for i, program := range programs {
-		link := filepath.Join(dir, program)
+	for i, name := range links {
+		link := filepath.Join(dir, name)
 		if target, err := os.Readlink(link); err == nil && target == targets[i] {
 			continue
 		}

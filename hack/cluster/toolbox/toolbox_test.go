@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -271,6 +274,87 @@ func TestUnknownToolErrorListsTools(t *testing.T) {
 	_, err := toolbox.Path(t.Context(), "helmet")
 	if err == nil || !strings.Contains(err.Error(), "helm,") || !strings.Contains(err.Error(), "kubectl") {
 		t.Errorf("error was %v", err)
+	}
+}
+
+// Every minor version from the chart's kubeVersion to the one before the local cluster's has its API server.
+func TestOlderKubernetesIsWhatTheChartAllows(t *testing.T) {
+	root, err := Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	chart, err := os.ReadFile(filepath.Join(root, "charts", "evenkeel", "Chart.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	minor := func(pattern, text string) int {
+		found := regexp.MustCompile(pattern).FindStringSubmatch(text)
+		if found == nil {
+			t.Fatalf("%q does not match %s", text, pattern)
+		}
+		n, err := strconv.Atoi(found[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	tools := &Toolbox{root: root}
+	cluster, err := tools.Version("kubernetes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for n := minor(`(?m)^kubeVersion: ">=1\.(\d+)\.0-0"$`, string(chart)); n < minor(`^v1\.(\d+)\.`, cluster); n++ {
+		want = append(want, fmt.Sprintf("1.%d", n))
+	}
+	if !slices.Equal(OlderKubernetes, want) {
+		t.Errorf("the toolbox has %v, and the chart allows %v", OlderKubernetes, want)
+	}
+	for _, older := range OlderKubernetes {
+		if version, err := tools.Version(olderAPIServer(older)); err != nil || !strings.HasPrefix(version, "v"+older+".") {
+			t.Errorf("the API server of %s is %s, %v", older, version, err)
+		}
+	}
+}
+
+// The folder for envtest has the older API server under the name that envtest looks for.
+func TestEnvtestOfAnOlderVersion(t *testing.T) {
+	root, err := Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tools := &Toolbox{cache: t.TempDir(), root: root, ready: t.TempDir(), progress: &bytes.Buffer{}}
+	ready := func(name, version string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(tools.ready, name), []byte("#!/bin/sh\necho "+version+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for tool, programs := range map[string][]string{"kubernetes": recipes[0].links, "etcd": {"etcd"}, "kube-apiserver-1.30": {"kube-apiserver-1.30"}} {
+		version, err := tools.Version(tool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, program := range programs {
+			ready(program, version)
+		}
+	}
+	for name, want := range map[string]string{"envtest": "kube-apiserver", "envtest-1.30": "kube-apiserver-1.30"} {
+		folder, err := tools.Path(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if target, err := os.Readlink(filepath.Join(folder, "kube-apiserver")); err != nil || target != filepath.Join(tools.ready, want) {
+			t.Errorf("%s: kube-apiserver is %s, %v", name, target, err)
+		}
+		for _, program := range []string{"kubectl", "etcd"} {
+			if target, err := os.Readlink(filepath.Join(folder, program)); err != nil || target != filepath.Join(tools.ready, program) {
+				t.Errorf("%s: %s is %s, %v", name, program, target, err)
+			}
+		}
+	}
+	if _, err := tools.Path(t.Context(), "envtest-1.29"); err == nil || !strings.Contains(err.Error(), "there are 1.30, 1.31") {
+		t.Errorf("a version that no recipe has: %v", err)
 	}
 }
 
