@@ -115,10 +115,10 @@ capabilities: {drop: [ALL]}
 {{- default (printf "%s-check" (include "evenkeel.fullname" .)) .Values.preflight.priorityClassName -}}
 {{- end -}}
 
-{{- /* Of the accounts and roles of the hooks; a Job names the one event that it is for. A hook that failed stays, for its log and
-so that its Job can be tried again; the guards of its account stay too. */ -}}
-{{- define "evenkeel.cleanupHook" -}}
-helm.sh/hook: pre-delete,post-delete
+{{- /* Of the hooks of one event. Each object is for one event only: Argo CD, up to some version, knows no list of them, and leaves out what
+has one. A hook that failed stays, for its log and so that its Job can be tried again; the guards of its account stay too. */ -}}
+{{- define "evenkeel.hook" -}}
+helm.sh/hook: {{ . }}
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
 
@@ -195,7 +195,7 @@ true
 name: {{ .name }}
 labels: {{- include "evenkeel.labels" .root | nindent 2 }}
 {{- if eq .account "cleanup" }}
-annotations: {{- include "evenkeel.cleanupHook" .root | nindent 2 }}
+annotations: {{- include "evenkeel.hook" "post-delete" | nindent 2 }}
 {{- end }}
 {{- end -}}
 

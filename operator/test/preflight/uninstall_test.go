@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
@@ -134,6 +136,25 @@ func newQueue(t *testing.T, name string, checks ...string) *unstructured.Unstruc
 		list += fmt.Sprintf("{name: %s}, ", check)
 	}
 	return kueueObject(t, fmt.Sprintf(`{apiVersion: kueue.x-k8s.io/v1beta2, kind: ClusterQueue, metadata: {name: %s}, spec: {admissionChecksStrategy: {admissionChecks: [%s]}}}`, name, list))
+}
+
+// Before anything is uninstalled, the chart's hook looks for queues, with an account that can do nothing else.
+func TestHookBeforeUninstallNamesQueues(t *testing.T) {
+	admissionCheck(t, "hooked", "hooked")
+	newQueue(t, "hooked", "hooked")
+	hook, err := client.New(apiserver.As(config, namespace, "evenkeel-cleanup-check"), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	queues, err := uninstall.Queues(hook).List(t.Context())
+	if err != nil || !slices.ContainsFunc(queues, func(q sweep.Item) bool { return strings.HasPrefix(q.Name, "ClusterQueue hooked,") }) {
+		t.Errorf("%v, %v", queues, err)
+	}
+	for _, list := range []client.ObjectList{&corev1.NodeList{}, &corev1.PodList{}, &corev1.SecretList{}} {
+		if err := hook.List(t.Context(), list); !apierrors.IsForbidden(err) {
+			t.Errorf("it can list a %T: %v", list, err)
+		}
+	}
 }
 
 // checksOf are the AdmissionChecks that a ClusterQueue names.
