@@ -38,7 +38,8 @@ type part struct {
 // A job's weight and apart are the table of what runs beside what: one Busy job at most, and beside it jobs that wait. The order of the
 // stages is the order in which their jobs start, once what they need is there.
 
-// stages are those of a usual run. Pure tests come first. E2e takes the longest, and runs beside the compilers of the stages behind it.
+// stages are those of a usual run. Pure tests come first. Then those that take the longest begin, e2e and operator: they wait more than
+// they compute, and run beside all stages behind them.
 var stages = []stage{
 	{
 		Stage: affected.Stage{Name: "format", Always: true, Reads: []string{".editorconfig", ".hadolint.yaml"}},
@@ -89,15 +90,6 @@ var stages = []stage{
 	},
 	{
 		Stage: affected.Stage{
-			Name: "plugin", Crates: []string{"evenkeel-nccl-plugin", "evenkeel-reduction-server", "evenkeel-bench", "evenkeel-mpi", "evenkeel-c"}, Reads: rustFiles,
-		},
-		about: "the plugin through its C ABI, and the benchmark over it",
-		parts: []part{{needs: []string{"packages", "rust tests"}, apart: []string{"e2e labs"}, run: func(ctx context.Context, t *task) error {
-			return t.rustPrograms(ctx, func(test cargo.Test) bool { return slices.Contains(pluginPackages, test.Package) })
-		}}},
-	},
-	{
-		Stage: affected.Stage{
 			Name: "e2e", Tests: []affected.Packages{labTests, localTests, clusterTests}, Programs: clusterPrograms, Crates: shippedCrates, Reads: clusterFiles,
 		},
 		about: "labs, then everything on a real cluster",
@@ -123,6 +115,15 @@ var stages = []stage{
 		about: "the operator on a real API server",
 		parts: []part{{needs: []string{"kubernetes tools", "operator tests"}, weight: schedule.Waits, run: func(ctx context.Context, t *task) error {
 			return t.runGo(ctx, "operator tests", 10*time.Minute, []string{"KUBEBUILDER_ASSETS=" + t.assets, "HELM=" + t.helm})
+		}}},
+	},
+	{
+		Stage: affected.Stage{
+			Name: "plugin", Crates: []string{"evenkeel-nccl-plugin", "evenkeel-reduction-server", "evenkeel-bench", "evenkeel-mpi", "evenkeel-c"}, Reads: rustFiles,
+		},
+		about: "the plugin through its C ABI, and the benchmark over it",
+		parts: []part{{needs: []string{"packages", "rust tests"}, apart: []string{"e2e labs"}, run: func(ctx context.Context, t *task) error {
+			return t.rustPrograms(ctx, func(test cargo.Test) bool { return slices.Contains(pluginPackages, test.Package) })
 		}}},
 	},
 	{
