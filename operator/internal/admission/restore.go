@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -16,7 +17,7 @@ import (
 
 // restoreTemplates puts back what the update of a job takes from its pod templates of what Evenkeel wrote on them, and reports whether
 // anything was missing. Nobody means to take it: a client-side apply replaces whole lists of a custom resource, and so the templates in
-// them, by what they are in the file.
+// them, by what they are in the file. Any apply does so with the alternatives of a node affinity, which are one list in every kind.
 func restoreTemplates(job *unstructured.Unstructured, old []byte) (restored bool, err error) {
 	before := &unstructured.Unstructured{}
 	if err := json.Unmarshal(old, &before.Object); err != nil {
@@ -33,6 +34,7 @@ func restoreTemplates(job *unstructured.Unstructured, old []byte) (restored bool
 	if err != nil {
 		return false, err
 	}
+	given, queued := job.DeepCopy(), workload.Queued(before)
 	for _, was := range had {
 		at := slices.IndexFunc(have, was.Same)
 		if at < 0 || !pinned(was) {
@@ -41,17 +43,44 @@ func restoreTemplates(job *unstructured.Unstructured, old []byte) (restored bool
 		is := have[at]
 		labels, annotations := lost(was.Labels(), is.Labels()), lost(was.Annotations(), is.Annotations())
 		if len(labels)+len(annotations) == 0 {
-			continue
+			// What was not there before the update either may be impossible to add now.
+			if whole, err := hasSpec(before, was, queued); err != nil {
+				return !same(given, job), err
+			} else if !whole {
+				continue
+			}
 		}
-		restored = true
 		if err := is.Add(labels, annotations); err != nil {
-			return restored, err
+			return !same(given, job), err
 		}
-		if err := restoreSpec(is, workload.Queued(before)); err != nil {
-			return restored, err
+		if err := restoreSpec(is, queued); err != nil {
+			return !same(given, job), err
 		}
 	}
-	return restored, nil
+	return !same(given, job), nil
+}
+
+// hasSpec reports whether the job's template has all that restoreSpec would add.
+func hasSpec(job *unstructured.Unstructured, t workload.Template, queued bool) (bool, error) {
+	restored := job.DeepCopy()
+	templates, err := workload.Templates(restored)
+	if err != nil {
+		return false, err
+	}
+	if err := restoreSpec(templates[slices.IndexFunc(templates, t.Same)], queued); err != nil {
+		return false, err
+	}
+	return same(job, restored), nil
+}
+
+// same compares what the objects are on the wire.
+func same(a, b *unstructured.Unstructured) bool {
+	one, err := json.Marshal(a.Object)
+	if err != nil {
+		return false
+	}
+	other, err := json.Marshal(b.Object)
+	return err == nil && bytes.Equal(one, other)
 }
 
 // restoreSpec changes the template's pods as when the job was created.

@@ -26,7 +26,7 @@ func TestUpdateRestoresTemplates(t *testing.T) {
 	set := func(labels string, items ...string) []byte {
 		return []byte(`{"apiVersion":"jobset.x-k8s.io/v1alpha2","kind":"JobSet","metadata":{"name":"train","labels":{` + labels + `},"annotations":{"evenkeel.dev/profile":"default"}},"spec":{"suspend":true,"replicatedJobs":[` + strings.Join(items, ",") + `]}}`)
 	}
-	const queued = `"kueue.x-k8s.io/queue-name":"q"`
+	const queued, zone = `"kueue.x-k8s.io/queue-name":"q"`, `{"matchExpressions":[{"key":"zone","operator":"In","values":["a"]}]}`
 	handle := func(operation admissionv1.Operation, object, old []byte) []byte {
 		t.Helper()
 		request := job{raw: string(object)}.request(t, operation)
@@ -55,6 +55,20 @@ func TestUpdateRestoresTemplates(t *testing.T) {
 		again := handle(admissionv1.Update, set(labels, item("b"), item("a")), made)
 		if diff := cmp.Diff(items(made), items(again)); diff != "" {
 			t.Errorf("%s: %s", name, diff)
+		}
+		// An apply by the server keeps labels, annotations and resources, and replaces the list of a node affinity.
+		own := strings.ReplaceAll(string(set(labels, item("a"))), `"spec":{"containers"`, `"spec":{"affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[`+zone+`]}}},"containers"`)
+		with := handle(admissionv1.Create, []byte(own), nil)
+		taken := strings.ReplaceAll(string(with), `,{"key":"evenkeel.dev/network","operator":"NotIn","values":["unhealthy"]}`, "")
+		if (taken == string(with)) != (labels == "") {
+			t.Fatalf("%s: nothing can be taken from %s", name, with)
+		}
+		if diff := cmp.Diff(items(with), items(handle(admissionv1.Update, []byte(taken), with))); diff != "" {
+			t.Errorf("%s, with an affinity of its own: %s", name, diff)
+		}
+		// The rule that was never there is none that an update takes.
+		if got := handle(admissionv1.Update, []byte(taken), []byte(taken)); string(got) != taken {
+			t.Errorf("%s: a job that had no rule gets one: %s", name, got)
 		}
 		if same := handle(admissionv1.Update, made, made); string(same) != string(made) {
 			t.Errorf("%s: an update that takes nothing is changed: %s", name, same)
