@@ -10,11 +10,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	utilversion "k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	"sigs.k8s.io/yaml"
@@ -91,15 +94,64 @@ func Helm() (string, error) {
 	return box.Path(context.Background(), "helm")
 }
 
+// version asks the API server's program.
+var version = sync.OnceValues(func() (string, error) {
+	var out bytes.Buffer
+	if err := Command(".", &out, filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kube-apiserver"), "--version"); err != nil {
+		return "", fmt.Errorf("version of the API server in KUBEBUILDER_ASSETS: %w", err)
+	}
+	said, ok := strings.CutPrefix(strings.TrimSpace(out.String()), "Kubernetes ")
+	if !ok {
+		return "", fmt.Errorf("version of the API server: kube-apiserver --version prints %q", out.String())
+	}
+	return said, nil
+})
+
+// AtLeast reports whether the API server is of the version, such as "1.36", or a later one.
+func AtLeast(t testing.TB, oldest string) bool {
+	t.Helper()
+	said, err := version()
+	if err != nil {
+		t.Fatal(err)
+	}
+	is, err := utilversion.ParseSemantic(said)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return is.AtLeast(utilversion.MustParseGeneric(oldest))
+}
+
+// Older reports whether the API server is of a minor version before the local cluster's.
+func Older(t testing.TB) bool {
+	t.Helper()
+	said, err := version()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(toolbox.OlderKubernetes, func(minor string) bool { return strings.HasPrefix(said, "v"+minor+".") })
+}
+
+// Needs skips a test on API servers older than the version, which lack something.
+func Needs(t testing.TB, oldest, lacks string) {
+	t.Helper()
+	if !AtLeast(t, oldest) {
+		t.Skipf("Kubernetes before %s lacks %s", oldest, lacks)
+	}
+}
+
 // rendered has what helm printed, by its arguments.
 var rendered struct {
 	sync.Mutex
 	text map[string]string
 }
 
-// Chart returns the objects that the chart renders. With the same arguments, helm runs once.
+// Chart returns the objects that the chart renders for the API server's version. With the same arguments, helm runs once.
 func Chart(root, namespace string, args ...string) ([]*unstructured.Unstructured, error) {
-	text, err := render(root, append([]string{"template", "evenkeel", filepath.Join("charts", "evenkeel"), "--namespace", namespace}, args...))
+	kubernetes, err := version()
+	if err != nil {
+		return nil, err
+	}
+	text, err := render(root, append([]string{"template", "evenkeel", filepath.Join("charts", "evenkeel"), "--namespace", namespace, "--kube-version", kubernetes}, args...))
 	if err != nil {
 		return nil, err
 	}

@@ -16,17 +16,33 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
 
 const library = "/opt/evenkeel/plugin/libnccl-net-evenkeel.so"
 
+// imageVolumes is the first version of Kubernetes whose API server keeps image volumes without a feature gate.
+const imageVolumes = "1.35"
+
+// needsDelivery skips a test where the API server does not keep what the delivery puts into pods.
+func needsDelivery(t *testing.T, delivery evenkeel.Delivery) {
+	t.Helper()
+	if delivery == evenkeel.DeliveryImageVolume {
+		apiserver.Needs(t, imageVolumes, "image volumes by default")
+	}
+}
+
 func TestInjectPinsProfileOnce(t *testing.T) {
+	delivery := evenkeel.DeliveryImageVolume
+	if !apiserver.AtLeast(t, imageVolumes) {
+		delivery = evenkeel.DeliveryInitContainer
+	}
 	later := strings.Replace(image, zeros, strings.Repeat("1", 64), 1)
 	for _, kind := range []string{"PyTorchJob", "Job"} {
 		t.Run(kind, func(t *testing.T) {
 			ns, flows := newNamespace(t, nil), int32(7)
 			profile := newProfile(t, "pinned", evenkeel.NetworkProfileSpec{
-				Plugin:    evenkeel.PluginSpec{Delivery: evenkeel.DeliveryImageVolume},
+				Plugin:    evenkeel.PluginSpec{Delivery: delivery},
 				Transport: evenkeel.TransportSpec{TCP: evenkeel.TCPSpec{FlowsPerPeer: &flows}},
 
 				ImagePullSecrets: []string{"registry"},
@@ -40,7 +56,7 @@ func TestInjectPinsProfileOnce(t *testing.T) {
 				if labels[evenkeel.ProfileKey] != profile.Name || labels["app"] != "train" {
 					t.Errorf("%v: labels %v", path, labels)
 				}
-				if annotations[evenkeel.PluginImageKey] != image || annotations[evenkeel.DeliveryKey] != "ImageVolume" {
+				if annotations[evenkeel.PluginImageKey] != image || annotations[evenkeel.DeliveryKey] != string(delivery) {
 					t.Errorf("%v: annotations %v", path, annotations)
 				}
 			}
@@ -53,8 +69,17 @@ func TestInjectPinsProfileOnce(t *testing.T) {
 			for _, path := range templates {
 				pod := createPod(t, podOf(t, job, path))
 				c := &pod.Spec.Containers[0]
-				if len(pod.Spec.Volumes) != 1 || pod.Spec.Volumes[0].Image == nil || pod.Spec.Volumes[0].Image.Reference != image {
-					t.Errorf("%v: volumes %+v, want the image the job was created with", path, pod.Spec.Volumes)
+				var pulled []string
+				for _, v := range pod.Spec.Volumes {
+					if v.Image != nil {
+						pulled = append(pulled, v.Image.Reference)
+					}
+				}
+				for _, c := range pod.Spec.InitContainers {
+					pulled = append(pulled, c.Image)
+				}
+				if len(pod.Spec.Volumes) != 1 || !slices.Equal(pulled, []string{image}) {
+					t.Errorf("%v: %q in volumes %+v, want the image the job was created with", path, pulled, pod.Spec.Volumes)
 				}
 				if s := pod.Spec.ImagePullSecrets; len(s) != 1 || s[0].Name != "registry" {
 					t.Errorf("%v: it pulls with %v", path, s)
@@ -78,6 +103,7 @@ func TestInjectDeliveries(t *testing.T) {
 		{evenkeel.DeliveryPreinstalled, "/plugin/libnccl-net-evenkeel.so", 0, 0},
 	} {
 		t.Run(string(test.delivery), func(t *testing.T) {
+			needsDelivery(t, test.delivery)
 			// The restricted standard is the strictest that a namespace can ask for.
 			ns := newNamespace(t, map[string]string{"pod-security.kubernetes.io/enforce": "restricted"})
 			pod := labelledPod(ns)
@@ -116,6 +142,10 @@ func TestInjectKindsOfPods(t *testing.T) {
 	} {
 		for _, delivery := range []evenkeel.Delivery{evenkeel.DeliveryImageVolume, evenkeel.DeliveryInitContainer} {
 			t.Run(name+" by "+string(delivery), func(t *testing.T) {
+				needsDelivery(t, delivery)
+				if name == "user namespace" {
+					apiserver.Needs(t, "1.33", "user namespaces by default")
+				}
 				pod := labelledPod(newNamespace(t, nil))
 				pod.Annotations[evenkeel.DeliveryKey] = string(delivery)
 				pod.Annotations[evenkeel.RDMAResourceKey], pod.Annotations[evenkeel.MemoryLockKey], pod.Annotations[evenkeel.RDMANetworksKey] = "rdma/hca=1", "Capability", "rail0"

@@ -18,6 +18,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate/suspend"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
+	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
 
 // gatedJobs makes a job of each kind, gated.
@@ -149,19 +150,10 @@ func TestGateOpensWithoutWebhook(t *testing.T) {
 func TestWebhookConfigurationDeleted(t *testing.T) {
 	policy, pool, ns := newGate(t, "unhooked", waitRegardless)
 	jobs := gatedJobs(t, ns, pool)
-	hooks := &admissionregistrationv1.MutatingWebhookConfiguration{}
-	if err := admin.Get(t.Context(), client.ObjectKey{Name: "evenkeel"}, hooks); err != nil {
+	if err := admin.Delete(t.Context(), &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "evenkeel"}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := admin.Delete(t.Context(), hooks.DeepCopy()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		hooks.ResourceVersion, hooks.UID = "", ""
-		if err := admin.Create(context.Background(), hooks); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { restoreWebhooks(t) })
 	eventually(t, "a new job is not gated", func(ctx context.Context) (bool, error) {
 		job := heldJob(t, "Job", ns, pool)
 		job.SetName("new")
@@ -213,7 +205,12 @@ func TestControllerOpensGatesWhenItsNamespaceIsDeleted(t *testing.T) {
 		APIGroups: []string{admissionregistrationv1.GroupName}, Resources: []string{"mutatingwebhookconfigurations", "validatingwebhookconfigurations", "mutatingadmissionpolicybindings"}, ResourceNames: []string{"leaving"}, Verbs: []string{"get", "delete"},
 	}}}
 	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "leaving"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "leaving"}, Subjects: everything.Subjects}
-	for _, object := range []client.Object{configuration, validating, gates, cleaner, binding} {
+	objects, flags := []client.Object{configuration, validating, cleaner, binding}, []string{"controller", "--namespace=leaving-system", "--webhook-config=leaving"}
+	policies := apiserver.AtLeast(t, mutatingPolicies)
+	if policies {
+		objects, flags = append(objects, gates), append(flags, "--gate-binding=leaving")
+	}
+	for _, object := range objects {
 		if err := admin.Create(t.Context(), object); err != nil {
 			t.Fatal(err)
 		}
@@ -228,7 +225,7 @@ func TestControllerOpensGatesWhenItsNamespaceIsDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, deleted := range []bool{false, true} {
-		last, err := launch(install.binary, kubeconfig, []string{"controller", "--namespace=leaving-system", "--webhook-config=leaving", "--gate-binding=leaving"})
+		last, err := launch(install.binary, kubeconfig, flags)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -255,7 +252,7 @@ func TestControllerOpensGatesWhenItsNamespaceIsDeleted(t *testing.T) {
 		if err := admin.Get(t.Context(), client.ObjectKeyFromObject(validating), validating); apierrors.IsNotFound(err) != deleted {
 			t.Errorf("deleted %t: the validating webhook configuration: %v", deleted, err)
 		}
-		if err := admin.Get(t.Context(), client.ObjectKeyFromObject(gates), gates); apierrors.IsNotFound(err) != deleted {
+		if err := admin.Get(t.Context(), client.ObjectKeyFromObject(gates), gates); policies && apierrors.IsNotFound(err) != deleted {
 			t.Errorf("deleted %t: the binding of the policy that gates pods: %v", deleted, err)
 		}
 	}

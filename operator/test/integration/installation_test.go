@@ -60,7 +60,7 @@ var scheme = func() *runtime.Scheme {
 // An installation is the chart's objects on the API server, and the programs that its Deployments describe as processes
 // of this machine.
 type installation struct {
-	work, binary string
+	root, work, binary string
 	// objects are the chart's, by "Kind/name".
 	objects map[string]*unstructured.Unstructured
 	port    int    // of the webhook
@@ -69,18 +69,18 @@ type installation struct {
 	webhook, controller, certificates *program
 }
 
-// newInstallation renders the chart and creates its objects.
+// newInstallation renders the chart and applies its objects, as a GitOps tool does.
 func newInstallation(root, work, binary string) (*installation, error) {
-	objects, err := apiserver.Chart(root, systemNamespace, "--set", "defaultProfile.spec.plugin.image="+image, "--set", "reduction.image="+reductionImage,
-		"--set", "preflight.ncclTestsImage="+ncclTestsImage, "--set", "preflight.rcclTestsImage="+rcclTestsImage)
-	if err != nil {
-		return nil, err
-	}
-	i := &installation{work: work, binary: binary, objects: map[string]*unstructured.Unstructured{}}
+	i := &installation{root: root, work: work, binary: binary, objects: map[string]*unstructured.Unstructured{}}
+	var err error
 	if i.port, err = freePort(); err != nil {
 		return nil, err
 	}
 	if i.reports, err = freeUDPAddress(); err != nil {
+		return nil, err
+	}
+	manifests, err := i.manifests()
+	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
@@ -88,16 +88,29 @@ func newInstallation(root, work, binary string) (*installation, error) {
 	if err := admin.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: systemNamespace}}); err != nil {
 		return nil, err
 	}
-	for _, object := range objects {
-		if err := i.adapt(object); err != nil {
+	for _, manifest := range manifests {
+		object, err := applied(ctx, manifest)
+		if err != nil {
 			return nil, err
-		}
-		if err := admin.Create(ctx, object); err != nil {
-			return nil, fmt.Errorf("create the chart's %s %s: %w", object.GetKind(), object.GetName(), err)
 		}
 		i.objects[object.GetKind()+"/"+object.GetName()] = object
 	}
 	return i, nil
+}
+
+// manifests are what the chart renders, for this machine; more arguments change its values.
+func (i *installation) manifests(args ...string) ([]*unstructured.Unstructured, error) {
+	objects, err := apiserver.Chart(i.root, systemNamespace, append([]string{"--no-hooks", "--set", "defaultProfile.spec.plugin.image=" + image, "--set", "reduction.image=" + reductionImage,
+		"--set", "preflight.ncclTestsImage=" + ncclTestsImage, "--set", "preflight.rcclTestsImage=" + rcclTestsImage}, args...)...)
+	if err != nil {
+		return nil, err
+	}
+	for _, object := range objects {
+		if err := i.adapt(object); err != nil {
+			return nil, err
+		}
+	}
+	return objects, nil
 }
 
 // adapt changes the one thing that is different here: there is no network of services, so the API server reaches the

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -232,10 +233,23 @@ func newUser(t *testing.T) (client.Client, *warnings) {
 // A kindSource is the file of a CustomResourceDefinition in another project's module.
 type kindSource struct{ tool, module, file string }
 
+var jobSetSource = kindSource{"jobset", "sigs.k8s.io/jobset", "config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml"}
+
 var mpiJobSource = kindSource{"cluster", "github.com/kubeflow/mpi-operator", "manifests/base/kubeflow.org_mpijobs.yaml"}
 
-// installKinds installs kinds, which uninstall removes again, at the end of the test at the latest.
+// installKinds installs kinds, which uninstall removes again, at the end of the test at the latest. It skips the test on an API server
+// that is older than the rules of their definitions.
 func installKinds(t *testing.T, sources ...kindSource) (uninstall func()) {
+	t.Helper()
+	uninstall, refusal := tryKinds(t, sources...)
+	if refusal != "" {
+		t.Skip(refusal)
+	}
+	return uninstall
+}
+
+// tryKinds is installKinds for tests that can do without the kinds: refusal says why an older API server refuses them.
+func tryKinds(t *testing.T, sources ...kindSource) (uninstall func(), refusal string) {
 	t.Helper()
 	root, err := toolbox.Root()
 	if err != nil {
@@ -250,15 +264,20 @@ func installKinds(t *testing.T, sources ...kindSource) (uninstall func()) {
 		files = append(files, filepath.Join(folder, filepath.FromSlash(s.file)))
 	}
 	definitions := envtest.CRDInstallOptions{Paths: files}
-	if _, err := envtest.InstallCRDs(config, definitions); err != nil {
-		t.Fatal(err)
-	}
 	uninstall = func() {
 		t.Helper()
 		if err := envtest.UninstallCRDs(config, definitions); err != nil {
 			t.Error(err)
 		}
 	}
+	_, err = envtest.InstallCRDs(config, definitions)
+	if apiserver.Older(t) && apierrors.IsInvalid(err) {
+		uninstall()
+		return nil, "an older API server refuses the definition: " + err.Error()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(uninstall)
-	return uninstall
+	return uninstall, ""
 }

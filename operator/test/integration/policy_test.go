@@ -393,6 +393,9 @@ func comparable(pod *corev1.Pod) *corev1.Pod {
 	return same
 }
 
+// mutatingPolicies is the first version of Kubernetes that serves MutatingAdmissionPolicy v1.
+const mutatingPolicies = "1.36"
+
 // useMutatingPolicy replaces the webhooks by the chart's policies until the test ends.
 func useMutatingPolicy(t *testing.T) {
 	t.Helper()
@@ -400,7 +403,7 @@ func useMutatingPolicy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	objects, err := apiserver.Chart(root, systemNamespace, "--set", "defaultProfile.spec.plugin.image="+image, "--set", "injection.mode=MutatingAdmissionPolicy")
+	objects, err := apiserver.Chart(root, systemNamespace, "--no-hooks", "--set", "defaultProfile.spec.plugin.image="+image, "--set", "injection.mode=MutatingAdmissionPolicy")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -419,20 +422,10 @@ func useMutatingPolicy(t *testing.T) {
 			t.Errorf("the webhooks are not in force again: %v", err)
 		}
 	})
-	hooks := install.objects["MutatingWebhookConfiguration/evenkeel"].DeepCopy()
-	if err := admin.Get(t.Context(), client.ObjectKeyFromObject(hooks), hooks); err != nil {
+	if err := admin.Delete(t.Context(), install.objects["MutatingWebhookConfiguration/evenkeel"].DeepCopy()); err != nil {
 		t.Fatal(err)
 	}
-	if err := admin.Delete(t.Context(), hooks.DeepCopy()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		hooks.SetResourceVersion("")
-		hooks.SetUID("")
-		if err := admin.Create(context.Background(), hooks); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { restoreWebhooks(t) })
 	for _, object := range objects {
 		if install.objects[object.GetKind()+"/"+object.GetName()] != nil {
 			continue
@@ -464,6 +457,7 @@ func outcomes(t *testing.T, namespace string) map[string]outcome {
 
 // TestPolicyInjection compares what the policies do with what the webhooks did before, and sees to what else they have to do.
 func TestPolicyInjection(t *testing.T) {
+	apiserver.Needs(t, mutatingPolicies, "MutatingAdmissionPolicy v1")
 	gate, pool, _ := newGate(t, "policy-gate", waitRegardless)
 	ns := newNamespace(t, map[string]string{"team": "mine"})
 	for name, spec := range injectionProfiles() {
@@ -593,7 +587,7 @@ func policyGates(t *testing.T, policy *evenkeel.NetworkCheckPolicy, pool map[str
 // policyJobs has a job of every kind: its templates get what its pods have to have.
 func policyJobs(t *testing.T) {
 	installKinds(t,
-		kindSource{"jobset", "sigs.k8s.io/jobset", "config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml"},
+		jobSetSource,
 		mpiJobSource,
 	)
 	ns := newNamespace(t, nil)

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
 
 // newCheck is a good one.
@@ -310,6 +311,7 @@ func TestCheckChoosesRunner(t *testing.T) {
 
 // TestCapacityOfDRA has a node whose GPUs are offered by ResourceSlices only.
 func TestCapacityOfDRA(t *testing.T) {
+	apiserver.Needs(t, "1.34", "resource.k8s.io/v1")
 	newReadyNode(t, "dra", map[string]string{"nvidia.com/gpu.count": "2"})
 	verdict := func() (string, evenkeel.Verdict) {
 		t.Helper()

@@ -24,6 +24,7 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/jobs"
+	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
 
 // An ending is how a run goes.
@@ -45,6 +46,9 @@ type fleet struct {
 	// end decides; it is called each time that a run is looked at, until the run has ended. Deciding guards what it uses.
 	end      func(nodes []string) ending
 	deciding sync.Mutex
+	// criteria is that Jobs get the condition SuccessCriteriaMet before they are complete, as from Kubernetes 1.31 on. An earlier API
+	// server refuses it for Jobs without a policy of success.
+	criteria bool
 
 	// hold leaves all runs running.
 	hold atomic.Bool
@@ -88,7 +92,7 @@ func (f *fleet) all() []madeRun {
 // newFleet works until the test ends.
 func newFleet(t *testing.T, end func(nodes []string) ending) *fleet {
 	t.Helper()
-	f := &fleet{end: end, logs: map[string]string{}, runs: map[types.UID]madeRun{}}
+	f := &fleet{end: end, criteria: apiserver.AtLeast(t, "1.31"), logs: map[string]string{}, runs: map[types.UID]madeRun{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan struct{})
 	const pause, manyRuns = 20 * time.Millisecond, 20
@@ -226,7 +230,10 @@ func (f *fleet) job(ctx context.Context, j *batchv1.Job, pods []*corev1.Pod) err
 	}
 	now := metav1.Now()
 	j.Status.StartTime = &now
-	kinds := []batchv1.JobConditionType{batchv1.JobSuccessCriteriaMet, batchv1.JobComplete}
+	kinds := []batchv1.JobConditionType{batchv1.JobComplete}
+	if f.criteria {
+		kinds = []batchv1.JobConditionType{batchv1.JobSuccessCriteriaMet, batchv1.JobComplete}
+	}
 	if e.failure != "" {
 		kinds = []batchv1.JobConditionType{batchv1.JobFailureTarget, batchv1.JobFailed}
 	} else {

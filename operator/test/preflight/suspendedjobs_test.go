@@ -16,12 +16,14 @@ import (
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/doctor"
+	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
 
 // suspendJobs suspends new Jobs whose names have the prefix, until the test ends. Kueue's webhook does so in namespaces where it
 // manages jobs without a queue name.
 func suspendJobs(t *testing.T, prefix string) {
 	t.Helper()
+	apiserver.Needs(t, "1.36", "MutatingAdmissionPolicy v1")
 	policy := &unstructured.Unstructured{}
 	text := fmt.Sprintf(`{apiVersion: admissionregistration.k8s.io/v1, kind: MutatingAdmissionPolicy, metadata: {name: %[1]s}, spec: {
   failurePolicy: Fail, reinvocationPolicy: Never,
