@@ -28,6 +28,12 @@ const MAX_MESSAGE: usize = 8 << 20;
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of connections that have not sent their hello.
 const MAX_PENDING: usize = 64;
+/// The first probe of an idle connection, the time between two, and how many may stay unanswered.
+const PROBE_IDLE: Duration = Duration::from_secs(5);
+const PROBE_INTERVAL: Duration = Duration::from_secs(2);
+const PROBES: u32 = 3;
+/// After this time a machine that does not answer counts as unreachable: when the last probe is unanswered.
+const PEER_TIMEOUT: Duration = Duration::from_secs(11);
 /// Time that rank 0 waits, after a failure, for a connection to close.
 const VERDICT_GRACE: Duration = Duration::from_secs(1);
 /// Time that the other ranks wait for the verdict.
@@ -75,6 +81,8 @@ struct Connection {
     inbox: Vec<u8>,
     messages: VecDeque<Message>,
     ended: bool,
+    /// It has ended because nothing came back from the other machine.
+    unreachable: bool,
 }
 
 impl Connection {
@@ -83,11 +91,13 @@ impl Connection {
         stream.set_nodelay(true)?;
         // A machine that vanishes does not close its connections: keepalive finds out.
         sockopt::set_socket_keepalive(&stream, true)?;
-        sockopt::set_tcp_keepidle(&stream, Duration::from_secs(5))?;
-        sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(2))?;
-        sockopt::set_tcp_keepcnt(&stream, 3)?;
+        sockopt::set_tcp_keepidle(&stream, PROBE_IDLE)?;
+        sockopt::set_tcp_keepintvl(&stream, PROBE_INTERVAL)?;
+        sockopt::set_tcp_keepcnt(&stream, PROBES)?;
+        // While a message is unacknowledged the kernel sends no probes, and repeats the message for a quarter of an hour.
+        sockopt::set_tcp_user_timeout(&stream, PEER_TIMEOUT.as_millis() as u32)?;
         let (opened, messages) = (Instant::now(), VecDeque::new());
-        Ok(Self { stream, opened, inbox: vec![], messages, ended: false })
+        Ok(Self { stream, opened, inbox: vec![], messages, ended: false, unreachable: false })
     }
 
     /// Reads what has arrived. A connection that breaks, or sends no valid message, has ended.
@@ -99,7 +109,15 @@ impl Connection {
                 Ok(count) => self.inbox.extend_from_slice(&buffer[..count]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => self.ended = true,
+                Err(error) => {
+                    let lost_on_the_way = [
+                        ErrorKind::TimedOut,
+                        ErrorKind::HostUnreachable,
+                        ErrorKind::NetworkUnreachable,
+                    ];
+                    self.unreachable = lost_on_the_way.contains(&error.kind());
+                    self.ended = true;
+                }
             }
             while let Some((length, rest)) = self.inbox.split_first_chunk::<4>() {
                 let length = u32::from_be_bytes(*length) as usize;
@@ -237,7 +255,7 @@ impl World {
                     return Err(format!("{}: {text}", self.describe(self.peer(at))));
                 }
                 Some(Message::Verdict(text)) => return Err(text.clone()),
-                _ if connection.ended => return Err(self.lost_rank(self.peer(at))),
+                _ if connection.ended => return Err(self.lost_rank(at)),
                 _ => {}
             }
         }
@@ -249,8 +267,13 @@ impl World {
         if self.rank == 0 { connection + 1 } else { 0 }
     }
 
-    fn lost_rank(&self, rank: usize) -> String {
-        format!("{} is gone: its process or its machine has ended", self.describe(rank))
+    /// What has become of the rank at the other end of a connection that has ended.
+    fn lost_rank(&self, connection: usize) -> String {
+        let rank = self.describe(self.peer(connection));
+        match self.connections[connection].unreachable {
+            true => format!("{rank} cannot be reached: its machine or the network to it is down"),
+            false => format!("{rank} is gone: its process or its machine has ended"),
+        }
     }
 
     /// Receives until something is found; nothing after the timeout.
@@ -330,7 +353,7 @@ impl World {
         let silent = |connection: &Connection| connection.ended && connection.failure().is_none();
         let grace = if self.connections.is_empty() { Duration::ZERO } else { VERDICT_GRACE };
         let lost = self.receive_until(grace, |world| world.connections.iter().position(silent));
-        let verdict = lost.map_or(seen, |at| self.lost_rank(at + 1));
+        let verdict = lost.map_or(seen, |at| self.lost_rank(at));
         let message = Message::Verdict(verdict.clone());
         for connection in &mut self.connections {
             // Ranks that do not get the verdict see this connection close.

@@ -1,66 +1,32 @@
-//! A rank behind a cut link, in network namespaces of the test's own. Needs root, as the rest of the tests on real networks do.
+//! A rank behind a cut link.
 
-use std::process::{Command, Stdio};
+use crate::hosts::{Host, end_ranks, start_ranks};
+use crate::process::{Running, bench, is_row};
 
-use crate::process::{Running, bench};
-
-/// Holds a network namespace until its standard input ends.
-const HOLD: [&str; 4] = ["--net", "sh", "-c", "ip link set lo up && echo ready && exec cat"];
-
-/// Waits until both ends of the link are up.
-const CARRIER: &str = "until ip -o link show type veth | grep -q 'state UP'; do :; done";
-
-fn start(mut command: Command, stdin: Stdio) -> Running {
-    command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
-    Running::start(command)
-}
-
-fn hold() -> (Running, String) {
-    let mut command = Command::new("unshare");
-    command.args(HOLD);
-    let mut running = start(command, Stdio::piped());
-    running.line(|line| line == "ready");
-    let network = format!("--net=/proc/{}/ns/net", running.id());
-    (running, network)
-}
-
-fn inside(network: &str, arguments: &[&str]) {
-    let status = Command::new("nsenter").arg(network).args(arguments).status().unwrap();
-    assert!(status.success(), "{arguments:?}");
+fn two_hosts() -> (Host, Host) {
+    let (near, far) = (Host::new(), Host::new());
+    near.cable("near0", &far, "far0");
+    near.run("ip addr add 10.9.0.1/24 dev near0");
+    far.run("ip addr add 10.9.0.2/24 dev far0");
+    (near, far)
 }
 
 #[test]
 fn cut_link_rank_is_named_by_every_other() {
-    let ((near, here), (far, there)) = (hold(), hold());
+    let (near, far) = two_hosts();
     let folder = std::env::temp_dir().join(format!("evenkeel-cut-{}", std::process::id()));
-    let host = far.id().to_string();
-    inside(
-        &here,
-        &["ip", "link", "add", "near0", "type", "veth", "peer", "name", "far0", "netns", &host],
-    );
-    inside(&here, &["ip", "addr", "add", "10.9.0.1/24", "dev", "near0"]);
-    inside(&there, &["ip", "addr", "add", "10.9.0.2/24", "dev", "far0"]);
-    inside(&here, &["ip", "link", "set", "near0", "up"]);
-    inside(&there, &["ip", "link", "set", "far0", "up"]);
-    for network in [&here, &there] {
-        inside(network, &["sh", "-c", CARRIER]);
-    }
     let mut ranks: Vec<Running> = (0..4)
         .map(|rank: usize| {
-            let (network, device) = if rank == 2 { (&there, "far0") } else { (&here, "near0") };
-            let line = format!(
+            let (host, device) = if rank == 2 { (&far, "far0") } else { (&near, "near0") };
+            host.start(&bench(&format!(
                 "collective --size 4 --rank {rank} --timeout 8 --tcp-device {device} \
                  --elements 1000,1000 --no-verify --iteration-time 60s --shared-path {} allreduce_ring",
                 folder.display()
-            );
-            let inner = bench(&line);
-            let mut command = Command::new("nsenter");
-            command.arg(network).arg(inner.get_program()).args(inner.get_args());
-            start(command, Stdio::null())
+            )))
         })
         .collect();
     ranks[0].line(|line| line.starts_with('#'));
-    inside(&there, &["ip", "link", "set", "far0", "down"]);
+    far.run("ip link set far0 down");
     let behind = ranks.remove(2);
     for (rank, other) in ranks.into_iter().enumerate() {
         let ended = other.end();
@@ -69,4 +35,25 @@ fn cut_link_rank_is_named_by_every_other() {
     }
     drop((behind, near, far));
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// What a rank has sent is on its way, so that the kernel probes nothing, and nobody waits for the network to be measured.
+#[test]
+fn ranks_cut_off_from_rank_0_end() {
+    let (near, far) = two_hosts();
+    let endless = "allreduce -b 8 -e 8 -n 1 -N 0 --timeout 3600";
+    let mut ranks = start_ranks([&near, &far], "10.9.0.1", endless, &[]);
+    ranks[0].line(is_row);
+    for host in [&near, &far] {
+        host.run(
+            "nft add table ip cut
+             nft add chain ip cut in '{ type filter hook input priority 0; }'
+             nft add rule ip cut in tcp dport 29500 drop
+             nft add rule ip cut in tcp sport 29500 drop",
+        );
+    }
+    for (ended, other) in end_ranks(ranks).into_iter().zip(["rank 1 (", "rank 0 ("]) {
+        ended.failed(other);
+        ended.failed("cannot be reached");
+    }
 }

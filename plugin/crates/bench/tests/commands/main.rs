@@ -6,6 +6,7 @@ mod allreduce;
 mod collective;
 mod cut;
 mod flags;
+mod hosts;
 mod interfaces;
 mod ipv6;
 mod lost;
