@@ -1,9 +1,9 @@
 //! `evenkeel-bench collective`: real processes, all stores and transports, results checked, a rank lost.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use crate::process::{Ended, Folder, Running, end_all, ranks, run};
+use crate::process::{Ended, Folder, Running, bench, end_all, ranks, run};
 
 /// Everything that can be measured, as rows of a table with nothing wrong.
 #[test]
@@ -52,6 +52,30 @@ fn collective_benchmarks_are_verified() {
     assert_eq!((&json["ranks"], json["rows"].as_array().unwrap().len()), (&9.into(), 2));
     let cores = std::thread::available_parallelism().unwrap().get() as u64;
     assert!((1..=cores).contains(&json["io_threads"].as_u64().unwrap()), "{json}");
+}
+
+/// As in sandboxes such as gVisor. Needs root.
+#[test]
+fn ranks_run_where_hosts_cannot_be_told_apart() {
+    let without_boot_id = |line: &str| {
+        let few = "--spawn 2 --elements 7,50001 --iteration-count 3 --warmup-iters 1";
+        let inner = bench(&format!("collective {few} {line}"));
+        let mut command = Command::new("unshare");
+        let hidden = "mount -t tmpfs tmpfs /proc/sys/kernel/random && exec \"$@\"";
+        command.args(["--mount", "sh", "-c", hidden, "sh"]).arg(inner.get_program());
+        command.args(inner.get_args());
+        command.envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running::start(command).end()
+    };
+    let ended = without_boot_id("--transport auto").has_rows(2);
+    let warned = ended.err.matches("TCP carries all, also between ranks of one host").count();
+    assert_eq!(warned, 2, "once for each process: {ended:?}");
+    let ended = without_boot_id("--transport tcp").has_rows(2);
+    assert_eq!(ended.err, "");
+    // The ranks of a process share it all the same.
+    without_boot_id("--transport auto --in-process").has_rows(2);
+    without_boot_id("--transport shm").failed("/proc/sys/kernel/random/boot_id");
 }
 
 /// With the files that Gloo's benchmark takes, made here.
@@ -184,7 +208,7 @@ fn collective_rendezvous_by_redis() {
     let mut server = Command::new("setpriv")
         .args(["--pdeathsig", "KILL", "redis-server", "--bind", "127.0.0.1", "--save", ""])
         .args(["--port", &port.to_string()])
-        .stdout(std::process::Stdio::null())
+        .stdout(Stdio::null())
         .spawn()
         .expect("setpriv and redis-server are needed: apt-get install util-linux redis-server");
     let deadline = Instant::now() + std::time::Duration::from_secs(30);

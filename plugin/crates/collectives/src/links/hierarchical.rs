@@ -24,7 +24,7 @@ impl HierarchicalEndpoint {
         let waker = Waker::new().map_err(|error| Error::system("shared memory", error))?;
         let waker = Arc::new(waker);
         let tcp = tcp.endpoint(Some(Arc::<Waker>::clone(&waker)))?;
-        Ok(Self { host_id, shm: ShmEndpoint::open(Some(waker))?, tcp })
+        Ok(Self { host_id, shm: ShmEndpoint::open(&host_id.to_le_bytes(), Some(waker))?, tcp })
     }
 }
 

@@ -56,7 +56,8 @@ const SHORT_SLEEP: Duration = Duration::from_millis(1);
 pub(crate) struct ShmEndpoint {
     listener: UnixListener,
     name: Vec<u8>,
-    boot: Vec<u8>,
+    /// What the addresses of all ranks of this host begin with.
+    host: Vec<u8>,
     /// All open links.
     links: Mutex<Vec<Weak<ShmLink>>>,
     /// Held by the thread that polls the sockets.
@@ -105,12 +106,12 @@ struct ShmLink {
 }
 
 impl ShmEndpoint {
+    /// An endpoint for the ranks that give the same bytes for their host.
+    ///
     /// # Errors
     /// When the socket cannot be created.
-    pub(crate) fn open(waker: Option<Arc<Waker>>) -> Result<Self> {
+    pub(crate) fn open(host: &[u8], waker: Option<Arc<Waker>>) -> Result<Self> {
         let what = "shared memory";
-        let boot = std::fs::read("/proc/sys/kernel/random/boot_id")
-            .map_err(|error| Error::system(what, error))?;
         let unique = evenkeel_transport::random().map_err(|error| Error::system(what, error))?;
         let unique = u64::from_le_bytes(unique);
         let name = format!("evenkeel-{unique:016x}").into_bytes();
@@ -121,7 +122,7 @@ impl ShmEndpoint {
         Ok(Self {
             listener,
             name,
-            boot,
+            host: host.to_vec(),
             links: Mutex::default(),
             sleeping: Mutex::new(()),
             connecting: Mutex::default(),
@@ -197,7 +198,7 @@ impl ShmEndpoint {
 
 impl Endpoint for ShmEndpoint {
     fn address(&self) -> Vec<u8> {
-        [&self.boot[..], &self.name].concat()
+        [&self.host[..], &self.name].concat()
     }
 
     fn ip(&self) -> IpAddr {
@@ -205,7 +206,7 @@ impl Endpoint for ShmEndpoint {
     }
 
     fn connect(&self, address: &[u8]) -> Result<Option<Box<dyn Outgoing>>> {
-        let name = address.strip_prefix(&self.boot[..]).ok_or_else(|| {
+        let name = address.strip_prefix(&self.host[..]).ok_or_else(|| {
             Error::argument(
                 "shared memory connects ranks of one host only, and that rank is on another",
             )
@@ -569,7 +570,7 @@ mod tests {
 
     #[test]
     fn shm_connect_returns_none_while_backlog_is_full() {
-        let own = ShmEndpoint::open(None).unwrap();
+        let own = ShmEndpoint::open(b"host", None).unwrap();
         let name = format!(
             "evenkeel-test-{:016x}",
             u64::from_le_bytes(evenkeel_transport::random().unwrap())
@@ -579,7 +580,7 @@ mod tests {
         let other = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
         bind(&other, &SocketAddrUnix::new_abstract_name(&name).unwrap()).unwrap();
         listen(&other, 1).unwrap();
-        let address = [&own.boot[..], &name].concat();
+        let address = [&own.host[..], &name].concat();
         let mut links = vec![];
         while let Some(link) = own.connect(&address).unwrap() {
             links.push(link);

@@ -1,8 +1,9 @@
 //! The kinds of transport between the ranks of a group, by name too, and which ranks share a host.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, Once};
 
 use evenkeel_transport::sync::lock;
+use evenkeel_transport::{Log, StderrLog};
 
 use crate::codec::digest;
 use crate::error::{Error, Result};
@@ -11,6 +12,9 @@ use crate::links::link::Endpoint;
 use crate::links::shm::ShmEndpoint;
 use crate::links::tcp::Tcp;
 use crate::links::tls::Tls;
+
+/// Names the boot of the kernel, and so the machine (random(4)).
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The networks that groups of this process share, by interface. A network inherited from a process that forked this one has no
 /// threads here, so each entry has the process's number.
@@ -32,7 +36,8 @@ pub enum TransportKind {
 /// Shared memory within a host and TCP between hosts.
 ///
 /// Processes are on the same host when they have the same kernel, network namespace and user. Containers that cannot share
-/// memory count as separate hosts.
+/// memory count as separate hosts. Where the system does not say which kernel and network it is, as some sandboxes, TCP carries
+/// all between processes, and a line to standard error says so.
 #[derive(Clone)]
 pub struct Auto {
     pub(crate) tcp: Tcp,
@@ -62,7 +67,9 @@ impl TransportKind {
         match self {
             Self::Tcp(tcp) => tcp.endpoint(None),
             Self::Tls(tls) => tls.endpoint(),
-            Self::SharedMemory => Ok(Box::new(ShmEndpoint::open(None)?)),
+            Self::SharedMemory => {
+                Ok(Box::new(ShmEndpoint::open(&self.host_id()?.to_le_bytes(), None)?))
+            }
             Self::Auto(auto) => {
                 Ok(Box::new(HierarchicalEndpoint::open(&auto.tcp, self.host_id()?)?))
             }
@@ -79,17 +86,55 @@ impl TransportKind {
         }
     }
 
-    /// A number that is the same on all ranks of one host, and different on other hosts.
+    /// A number that is the same on all ranks of one host, and different on other hosts. Where the system does not tell hosts
+    /// apart, each process counts as a host, and TCP carries all between processes.
     pub(crate) fn host_id(&self) -> Result<u64> {
         if let Self::Auto(Auto { host: Some(name), .. }) = self {
             return Ok(digest(name.as_bytes()));
         }
-        let failed = |error| Error::system("cannot identify this host", error);
-        let boot = std::fs::read("/proc/sys/kernel/random/boot_id").map_err(failed)?;
-        let network = std::fs::read_link("/proc/self/ns/net").map_err(failed)?;
-        let user = rustix::process::geteuid().as_raw();
-        Ok(digest(&[&boot, network.as_os_str().as_encoded_bytes(), &user.to_le_bytes()].concat()))
+        match (self, known_host_id()) {
+            (_, Ok(id)) => Ok(id),
+            (Self::SharedMemory, Err(error)) => Err(error),
+            (Self::Auto(_), Err(error)) => {
+                static WARNED: Once = Once::new();
+                WARNED.call_once(|| {
+                    StderrLog.warn(&format!(
+                        "evenkeel: TCP carries all, also between ranks of one host: {error}"
+                    ));
+                });
+                process_host_id()
+            }
+            (Self::Tcp(_) | Self::Tls(_), Err(_)) => process_host_id(),
+        }
     }
+}
+
+/// The number of this host, by its kernel's boot, network namespace and user.
+fn known_host_id() -> Result<u64> {
+    // Sandboxes such as gVisor may have none of the files.
+    let failed = |path: &str, error: std::io::Error| {
+        Error::system("cannot identify this host", format!("{path}: {error}"))
+    };
+    let (boot, network) = (BOOT_ID, "/proc/self/ns/net");
+    let boot = std::fs::read(boot).map_err(|error| failed(boot, error))?;
+    let network = std::fs::read_link(network).map_err(|error| failed(network, error))?;
+    let user = rustix::process::geteuid().as_raw();
+    Ok(digest(&[&boot, network.as_os_str().as_encoded_bytes(), &user.to_le_bytes()].concat()))
+}
+
+/// A number that this process alone has, and keeps.
+fn process_host_id() -> Result<u64> {
+    static RANDOM: Mutex<Option<[u8; 16]>> = Mutex::new(None);
+    let mut known = lock(&RANDOM);
+    let random = match *known {
+        Some(random) => random,
+        None => {
+            let random = evenkeel_transport::random();
+            *known.insert(random.map_err(|error| Error::system("random numbers", error))?)
+        }
+    };
+    // A forked child has the same random bytes.
+    Ok(digest(&[&random[..], &std::process::id().to_le_bytes()].concat()))
 }
 
 impl TransportKind {
