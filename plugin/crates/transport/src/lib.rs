@@ -144,7 +144,10 @@ impl Transport {
             );
         }
         let devices = device::discover(&settings, host_memory_only, &log)?;
-        let adapters = devices.iter().flat_map(Device::ports).cloned().collect();
+        let adapters: Vec<_> = devices.iter().flat_map(Device::ports).cloned().collect();
+        if let Some(line) = settings.unused_line(!adapters.is_empty()) {
+            log.warn(&line);
+        }
         let unmatched = settings.rails.unmatched(devices.iter().map(Device::name));
         if !unmatched.is_empty() {
             let (unmatched, names) = (unmatched.join(", "), names(&devices));

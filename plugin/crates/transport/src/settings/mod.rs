@@ -1,6 +1,7 @@
 //! All settings, in one table.
 
 pub(crate) mod name_filter;
+mod nccl;
 mod parse;
 pub(crate) mod rails;
 pub mod table;
@@ -20,6 +21,7 @@ use rustix::fs::StatVfsMountFlags;
 
 use crate::sys;
 use name_filter::NameFilter;
+use nccl::Unused;
 use parse::{addresses, key_in, ports, ranged_or_none};
 use rails::Rails;
 use table::{ENCRYPTION, JOB_KEY, Setting, SettingsError, Variable, ranged, seconds};
@@ -50,6 +52,8 @@ pub struct Settings {
     pub(crate) transport_mode: TransportMode,
     /// Queue pairs of a connection.
     pub(crate) queue_pairs: u16,
+    /// What is set of NCCL's variables and has no effect.
+    unused: Unused,
     /// NCCL_IB_HCA.
     rdma_ports: String,
     pub(crate) gid_index: Option<u8>,
@@ -139,6 +143,24 @@ pub const SETTINGS: &[Setting<Settings>] = &[
         },
         apply: |settings, value| {
             settings.queue_pairs = ranged(value, 1, MAX_QUEUE_PAIRS as u64)? as u16;
+            Some(())
+        },
+    },
+    Setting {
+        variable: Variable {
+            name: "NCCL_IB_DISABLE",
+            meaning: "whether to do without RDMA, as NCCL then does, where EVENKEEL_TRANSPORT is auto",
+            accepts: "0, or another whole number to do without",
+            default: "0",
+        },
+        apply: |settings, value| {
+            let is_disabled = value.parse::<i64>().ok()? != 0;
+            match (is_disabled, settings.transport_mode) {
+                (true, TransportMode::Auto) => settings.transport_mode = TransportMode::Tcp,
+                (_, mode) => {
+                    settings.unused.is_rdma_required = is_disabled && mode == TransportMode::Rdma;
+                }
+            }
             Some(())
         },
     },
@@ -634,6 +656,7 @@ impl Settings {
         let mut settings = Self {
             transport_mode: TransportMode::Auto,
             queue_pairs: 0,
+            unused: Unused::default(),
             rdma_ports: String::new(),
             gid_index: None,
             traffic_class: None,
@@ -674,7 +697,8 @@ impl Settings {
             wait_limit: Duration::ZERO,
             node: None,
         };
-        table::read(SETTINGS, &mut settings, lookup)?;
+        table::read(SETTINGS, &mut settings, &lookup)?;
+        settings.unused.read(lookup);
         if settings.require_encryption {
             settings.encrypt()?;
         }
@@ -879,6 +903,22 @@ mod tests {
     }
 
     #[test]
+    fn rdma_is_switched_off_as_in_nccl() {
+        let mode = |disable: &str, transport: &str| {
+            let set = [("NCCL_IB_DISABLE", disable), ("EVENKEEL_TRANSPORT", transport)];
+            let lookup = |name: &str| {
+                let found = set.iter().find(|(known, _)| *known == name);
+                found.map(|(_, value)| (*value).to_owned())
+            };
+            Settings::from_lookup(lookup).unwrap().transport_mode
+        };
+        assert_eq!(mode("1", ""), TransportMode::Tcp);
+        assert_eq!(mode("1", "auto"), TransportMode::Tcp);
+        assert_eq!(mode("0", "auto"), TransportMode::Auto);
+        assert_eq!(mode("1", "rdma"), TransportMode::Rdma, "it is asked for");
+    }
+
+    #[test]
     fn endless_job_key_file_is_refused() {
         assert!(with("EVENKEEL_JOB_KEY_FILE", "/dev/zero").is_err());
     }
@@ -913,6 +953,7 @@ mod tests {
             ("EVENKEEL_CHECKSUM", "crc32"),
             ("EVENKEEL_TRANSPORT", "ib"),
             ("EVENKEEL_QUEUE_PAIRS", "9"),
+            ("NCCL_IB_DISABLE", "yes"),
             ("NCCL_IB_GID_INDEX", "256"),
             ("NCCL_IB_SL", "16"),
             ("NCCL_IB_PKEY", "-1"),
