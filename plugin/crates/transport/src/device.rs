@@ -1,6 +1,5 @@
 //! Discovers the devices of this host, as NCCL sees them.
 
-use std::fmt;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
@@ -9,15 +8,13 @@ use evenkeel_protocol::{Handle, MAX_ADDRESSES};
 
 use crate::error::{Error, ErrorKind};
 use crate::rdma::{Adapter, DiscoveredPort, MemoryTypes, PortDiscovery};
-use crate::settings::name_filter::NameFilter;
-use crate::settings::{Family, Settings, TransportMode};
-use crate::sys::{self, InterfaceAddress, InterfaceInfo, Interfaces, LinkState};
+use crate::selection;
+use crate::settings::{Settings, TransportMode};
+use crate::sys::{self, InterfaceAddress, InterfaceInfo, Interfaces, LinkState, Reach};
 use crate::telemetry::log::Log;
 
 /// Assumed speed in Mb/s if neither the system nor the user gives one. NCCL assumes the same for its sockets.
 const DEFAULT_SPEED: u32 = 10_000;
-/// Maximum number of interfaces that a log line names. A node may have hundreds, one for each of its pods.
-const MAX_NAMED: usize = 16;
 
 /// A network device for NCCL: an interface or RDMA port, or several whose flows or queue pairs share the messages.
 #[derive(Clone, Debug)]
@@ -205,31 +202,15 @@ pub(crate) fn discover(
     host_memory_only: Option<&str>,
     log: &Arc<dyn Log>,
 ) -> Result<Vec<Device>, Error> {
-    let interfaces = sys::interfaces()
-        .map_err(|error| Error::system("cannot list network interfaces", &error))?;
-    let chosen = choose(&interfaces.addresses, &settings.interfaces, settings.family);
+    let interfaces = selection::settled_interfaces(settings, &**log)?;
+    let chosen = selection::choose(&interfaces.addresses, &settings.interfaces, settings.family);
     let (addresses, fallback) = (&interfaces.addresses[..], chosen.first().copied());
     let discovery = PortDiscovery { settings, addresses, fallback, host_memory_only, log };
     if let Some(ports) = rdma_ports(&discovery)? {
         return Ok(ports);
     }
-    let left_out = left_out(&interfaces, settings);
-    if chosen.is_empty() {
-        let asked = match settings.interfaces.as_str() {
-            "" => String::new(),
-            names => format!(" with NCCL_SOCKET_IFNAME={names}"),
-        };
-        return Err(Error::new(
-            ErrorKind::Config,
-            format!("no usable network interface{asked}: {}", list(&left_out, MAX_NAMED)),
-        ));
-    }
-    // What the user has excluded, and what has no address, is as it should be.
-    let dead: Vec<_> = left_out.iter().filter(|(_, why)| why.is_failure()).cloned().collect();
-    if !dead.is_empty() {
-        log.info(&format!("evenkeel: network interfaces left out: {}", list(&dead, MAX_NAMED)));
-    }
-    let describe = |address| describe(address, settings.link_speed, &**log);
+    let chosen = selection::select(&interfaces, settings, &**log)?;
+    let describe = |address| describe(address, &interfaces, settings.link_speed, &**log);
     let mut devices: Vec<Device> = chosen.iter().copied().map(describe).collect();
     for (device, address) in devices.iter_mut().zip(&chosen) {
         let (bind, drops) = (settings.bind_to_device, sys::drops_by_route);
@@ -262,78 +243,9 @@ fn shared_subnet(
     })
 }
 
-/// Why an interface is not used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LeftOut {
-    Filter,
-    Loopback,
-    Down,
-    NoCarrier,
-    NoAddress,
-    Family(Family),
-}
-
-impl LeftOut {
-    /// Whether the interface would be used if its link worked.
-    fn is_failure(self) -> bool {
-        matches!(self, Self::Down | Self::NoCarrier)
-    }
-}
-
-impl fmt::Display for LeftOut {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Filter => "excluded by NCCL_SOCKET_IFNAME",
-            Self::Loopback => "loopback",
-            Self::Down => "down",
-            Self::NoCarrier => "no carrier",
-            Self::NoAddress | Self::Family(Family::Any) => "no IP address",
-            Self::Family(Family::V4) => "no IPv4 address",
-            Self::Family(Family::V6) => "no IPv6 address",
-        })
-    }
-}
-
 /// Whether the kernel has an RDMA device.
 pub(crate) fn host_has_rdma() -> bool {
     fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some())
-}
-
-/// The interfaces that the settings or their own state keep from being used, and why.
-fn left_out<'a>(interfaces: &'a Interfaces, settings: &Settings) -> Vec<(&'a str, LeftOut)> {
-    let filter = NameFilter::parse(&settings.interfaces);
-    let why = |interface: &InterfaceInfo| {
-        let own = || interfaces.addresses.iter().filter(|address| address.name == interface.name);
-        if !settings.interfaces.is_empty() && !filter.matches(&interface.name) {
-            return Some(LeftOut::Filter);
-        }
-        if !settings.interfaces.is_empty() && filter.exclude && interface.loopback {
-            return Some(LeftOut::Loopback);
-        }
-        match interface.link {
-            LinkState::Down => Some(LeftOut::Down),
-            LinkState::NoCarrier => Some(LeftOut::NoCarrier),
-            LinkState::Running if own().next().is_none() => Some(LeftOut::NoAddress),
-            LinkState::Running => {
-                let fits = own().any(|address| has_family(address, settings.family));
-                (!fits).then_some(LeftOut::Family(settings.family))
-            }
-        }
-    };
-    let all = interfaces.all.iter();
-    all.filter_map(|interface| Some((interface.name.as_str(), why(interface)?))).collect()
-}
-
-/// The interfaces and why they are left out, at most this number of them.
-fn list(left_out: &[(&str, LeftOut)], most: usize) -> String {
-    let mut named: Vec<String> =
-        left_out.iter().take(most).map(|(name, why)| format!("{name} ({why})")).collect();
-    match left_out.len().saturating_sub(most) {
-        0 if named.is_empty() => named.push("this host has none".to_owned()),
-        0 => {}
-        more => named.push(format!("and {more} more")),
-    }
-    named.join(", ")
 }
 
 /// The RDMA ports of this host, each a device, or one device of all; none if TCP carries all messages.
@@ -471,9 +383,16 @@ fn join(devices: Vec<Device>) -> Result<Device, Error> {
     })
 }
 
-fn describe(address: &InterfaceAddress, override_speed: Option<u32>, log: &dyn Log) -> Device {
+fn describe(
+    address: &InterfaceAddress,
+    interfaces: &Interfaces,
+    override_speed: Option<u32>,
+    log: &dyn Log,
+) -> Device {
     let name = &address.name;
-    let speed = override_speed.or_else(|| read_speed(name)).unwrap_or_else(|| {
+    let is_behind_cards = address.loopback && !address.ip.is_loopback();
+    let read = || if is_behind_cards { speed_of_cards(interfaces) } else { read_speed(name) };
+    let speed = override_speed.or_else(read).unwrap_or_else(|| {
         log.info(&format!(
             "evenkeel: {name}: speed unknown, assuming {DEFAULT_SPEED} Mb/s; set EVENKEEL_LINK_SPEED to the real one"
         ));
@@ -486,71 +405,19 @@ fn describe(address: &InterfaceAddress, override_speed: Option<u32>, log: &dyn L
     Device { name: name.clone(), interfaces, speed, pci_path, ports: Vec::new() }
 }
 
+/// The speed in Mb/s of all cards together, over which the host's address on the loopback interface is reached.
+fn speed_of_cards(interfaces: &Interfaces) -> Option<u32> {
+    let is_card = |card: &&InterfaceInfo| {
+        !card.loopback && card.link == LinkState::Running && card.reach == Reach::Network
+    };
+    let speeds = interfaces.all.iter().filter(is_card).filter_map(|card| read_speed(&card.name));
+    speeds.reduce(u32::saturating_add)
+}
+
 fn read_speed(name: &str) -> Option<u32> {
     let text = fs::read_to_string(format!("/sys/class/net/{name}/speed")).ok()?;
     // The kernel reports -1 if it does not know.
     text.trim().parse().ok().filter(|speed| *speed > 0)
-}
-
-/// One address per interface. The user's names choose the interfaces. Without names: all configured ones except loopback
-/// and container bridges, else those with a link-local address only, else the bridges, else loopback.
-fn choose<'a>(
-    addresses: &'a [InterfaceAddress],
-    names: &str,
-    family: Family,
-) -> Vec<&'a InterfaceAddress> {
-    let is_bridge = |address: &InterfaceAddress| address.name.starts_with("docker");
-    let pick = |keep: &dyn Fn(&InterfaceAddress) -> bool| {
-        let mut picked: Vec<&InterfaceAddress> = Vec::new();
-        for address in addresses {
-            if address.link != LinkState::Running || !has_family(address, family) || !keep(address)
-            {
-                continue;
-            }
-            match picked.iter_mut().find(|other| other.name == address.name) {
-                Some(other) if rank(address) < rank(other) => *other = address,
-                Some(_) => {}
-                None => picked.push(address),
-            }
-        }
-        picked
-    };
-    if !names.is_empty() {
-        let filter = NameFilter::parse(names);
-        // A filter that excludes names does not include loopback.
-        return pick(&|address| {
-            filter.matches(&address.name) && !(filter.exclude && address.loopback)
-        });
-    }
-    // The system gives every interface a link-local address. An interface with nothing else may have no peers behind it.
-    let preferences: [&dyn Fn(&InterfaceAddress) -> bool; 4] = [
-        &|address| !address.loopback && !is_bridge(address) && !is_link_local(address),
-        &|address| !address.loopback && !is_bridge(address),
-        &|address| !address.loopback,
-        &|_| true,
-    ];
-    preferences.into_iter().map(pick).find(|picked| !picked.is_empty()).unwrap_or_default()
-}
-
-fn is_link_local(address: &InterfaceAddress) -> bool {
-    matches!(address.ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
-}
-
-fn has_family(address: &InterfaceAddress, family: Family) -> bool {
-    match family {
-        Family::Any => true,
-        Family::V4 => address.ip.is_ipv4(),
-        Family::V6 => address.ip.is_ipv6(),
-    }
-}
-
-/// Lower is better: IPv4, then global IPv6, then link-local.
-fn rank(address: &InterfaceAddress) -> u8 {
-    match address.ip {
-        IpAddr::V4(_) => 0,
-        IpAddr::V6(_) if !is_link_local(address) => 1,
-        IpAddr::V6(_) => 2,
-    }
 }
 
 #[cfg(test)]
@@ -565,132 +432,8 @@ mod tests {
             index: 3,
             link: LinkState::Running,
             loopback: name == "lo",
+            reach: Reach::Network,
         }
-    }
-
-    fn host() -> Vec<InterfaceAddress> {
-        vec![
-            address("lo", "127.0.0.1"),
-            address("eth0", "10.0.0.5"),
-            address("eth1", "10.0.1.5"),
-            address("eth10", "10.0.10.5"),
-            address("docker0", "172.17.0.1"),
-            InterfaceAddress { link: LinkState::Down, ..address("eth2", "10.0.2.5") },
-            address("lo", "::1"),
-            address("eth0", "fe80::5"),
-            address("eth0", "2001:db8::5"),
-            address("wlan0", "fe80::7"),
-        ]
-    }
-
-    fn names(interfaces: &str, family: Family) -> Vec<String> {
-        let host = host();
-        choose(&host, interfaces, family)
-            .into_iter()
-            .map(|address| format!("{} {}", address.name, address.ip))
-            .collect()
-    }
-
-    #[test]
-    fn default_is_all_real_interfaces() {
-        assert_eq!(names("", Family::Any), ["eth0 10.0.0.5", "eth1 10.0.1.5", "eth10 10.0.10.5"]);
-    }
-
-    #[test]
-    fn address_family_setting_is_honoured() {
-        assert_eq!(names("", Family::V6), ["eth0 2001:db8::5"]);
-        assert_eq!(names("wlan0", Family::V6), ["wlan0 fe80::7"]);
-        assert_eq!(names("wlan0", Family::V4), [""; 0]);
-    }
-
-    #[test]
-    fn interface_names_are_prefixes_exact_or_excluded() {
-        assert_eq!(names("eth1", Family::V4), ["eth1 10.0.1.5", "eth10 10.0.10.5"]);
-        assert_eq!(names("=eth1", Family::V4), ["eth1 10.0.1.5"]);
-        assert_eq!(names("=eth1:1,lo", Family::V4), ["lo 127.0.0.1", "eth1 10.0.1.5"]);
-        assert_eq!(names("^eth1", Family::V4), ["eth0 10.0.0.5", "docker0 172.17.0.1"]);
-        assert_eq!(names("^=eth1,docker0", Family::V4), ["eth0 10.0.0.5", "eth10 10.0.10.5"]);
-        assert_eq!(names("ib", Family::Any), [""; 0]);
-    }
-
-    /// What is said of a host's interfaces that are left out.
-    fn interfaces_left_out(settings: &[(&str, &str)]) -> String {
-        let settings = Settings::from_lookup(|name| {
-            let found = settings.iter().find(|(known, _)| *known == name);
-            found.map(|(_, value)| (*value).to_owned())
-        });
-        let info = |name: &str, link| InterfaceInfo {
-            name: name.to_owned(),
-            link,
-            loopback: name == "lo",
-        };
-        let interfaces = Interfaces {
-            all: vec![
-                info("lo", LinkState::Running),
-                info("eth0", LinkState::Running),
-                info("eth1", LinkState::NoCarrier),
-                info("eth2", LinkState::Down),
-                info("eth3", LinkState::Running),
-            ],
-            addresses: vec![
-                address("lo", "127.0.0.1"),
-                address("eth0", "10.0.0.5"),
-                InterfaceAddress { link: LinkState::NoCarrier, ..address("eth1", "10.0.1.5") },
-            ],
-        };
-        list(&left_out(&interfaces, &settings.unwrap()), MAX_NAMED)
-    }
-
-    #[test]
-    fn interfaces_left_out_are_named_with_the_reason() {
-        assert_eq!(
-            interfaces_left_out(&[("NCCL_SOCKET_IFNAME", "")]),
-            "eth1 (no carrier), eth2 (down), eth3 (no IP address)"
-        );
-        assert_eq!(
-            interfaces_left_out(&[("NCCL_SOCKET_IFNAME", "=eth1,eth2")]),
-            "lo (excluded by NCCL_SOCKET_IFNAME), eth0 (excluded by NCCL_SOCKET_IFNAME), \
-             eth1 (no carrier), eth2 (down), eth3 (excluded by NCCL_SOCKET_IFNAME)"
-        );
-        assert_eq!(
-            interfaces_left_out(&[
-                ("NCCL_SOCKET_IFNAME", "^eth1"),
-                ("NCCL_SOCKET_FAMILY", "AF_INET6")
-            ]),
-            "lo (loopback), eth0 (no IPv6 address), eth1 (excluded by NCCL_SOCKET_IFNAME), \
-             eth2 (down), eth3 (no IP address)"
-        );
-    }
-
-    #[test]
-    fn interfaces_left_out_are_a_bounded_list() {
-        let many: Vec<String> = (0..40).map(|number| format!("veth{number}")).collect();
-        let many: Vec<_> = many.iter().map(|name| (name.as_str(), LeftOut::Down)).collect();
-        let text = list(&many, MAX_NAMED);
-        assert!(text.contains("veth15 (down)") && text.ends_with(", and 24 more"), "{text}");
-        assert_eq!(list(&[], MAX_NAMED), "this host has none");
-    }
-
-    #[test]
-    fn rdma_port_filter_matches_device_and_port() {
-        let meant = |text: &str, name: &str, port| NameFilter::parse(text).matches_port(name, port);
-        assert!(meant("mlx5", "mlx5_1", 2));
-        assert!(meant("=mlx5_0,mlx5_1:2", "mlx5_1", 2));
-        assert!(!meant("=mlx5_0,mlx5_1:2", "mlx5_1", 1));
-        assert!(!meant("=mlx5_1", "mlx5_10", 1));
-        assert!(!meant("^mlx5_1:2", "mlx5_1", 2) && meant("^mlx5_1:2", "mlx5_1", 1));
-    }
-
-    #[test]
-    fn link_local_bridges_and_loopback_come_last() {
-        let only = |wanted: &[&str]| -> Vec<String> {
-            let host: Vec<_> =
-                host().into_iter().filter(|a| wanted.contains(&a.name.as_str())).collect();
-            choose(&host, "", Family::Any).into_iter().map(|a| a.name.clone()).collect()
-        };
-        assert_eq!(only(&["lo", "docker0", "wlan0"]), ["wlan0"]);
-        assert_eq!(only(&["lo", "docker0"]), ["docker0"]);
-        assert_eq!(only(&["lo"]), ["lo"]);
     }
 
     fn device(ip: &str, index: u32) -> Device {

@@ -20,6 +20,7 @@ mod handshake;
 mod memory;
 mod rdma;
 mod runtime;
+mod selection;
 pub mod settings;
 mod stream;
 pub mod sync;
@@ -101,7 +102,7 @@ pub struct Transport {
 }
 
 impl Transport {
-    /// Discovers devices. Starts nothing.
+    /// Discovers devices, and waits up to five seconds where those that are needed have no carrier. Starts nothing.
     ///
     /// # Errors
     /// [`ErrorKind::System`] when the interfaces cannot be listed, [`ErrorKind::Config`] when none may be used.

@@ -427,6 +427,7 @@ mod tests {
             index: 3,
             link: crate::sys::LinkState::Running,
             loopback: false,
+            reach: crate::sys::Reach::Network,
         }
     }
 

@@ -34,6 +34,11 @@ impl<'a> NameFilter<'a> {
         self.names.iter().any(|(wanted, _)| self.is(name, wanted)) != self.exclude
     }
 
+    /// Whether an interface is wanted by its whole name, with `=` or without.
+    pub(crate) fn names_whole(&self, name: &str) -> bool {
+        !self.exclude && self.names.iter().any(|(wanted, _)| *wanted == name)
+    }
+
     /// Whether a port of an RDMA device matches.
     pub(crate) fn matches_port(&self, name: &str, port: u8) -> bool {
         let is = |wanted: &Option<u8>| wanted.is_none_or(|wanted| wanted == port);
@@ -58,5 +63,15 @@ mod tests {
         for wrong in ["eth0,^lo", "=^eth0", "^^lo", "==eth0", "^=eth0,=eth1"] {
             assert!(!NameFilter::is_valid(wrong), "{wrong}");
         }
+    }
+
+    #[test]
+    fn rdma_port_filter_matches_device_and_port() {
+        let meant = |text: &str, name: &str, port| NameFilter::parse(text).matches_port(name, port);
+        assert!(meant("mlx5", "mlx5_1", 2));
+        assert!(meant("=mlx5_0,mlx5_1:2", "mlx5_1", 2));
+        assert!(!meant("=mlx5_0,mlx5_1:2", "mlx5_1", 1));
+        assert!(!meant("=mlx5_1", "mlx5_10", 1));
+        assert!(!meant("^mlx5_1:2", "mlx5_1", 2) && meant("^mlx5_1:2", "mlx5_1", 1));
     }
 }

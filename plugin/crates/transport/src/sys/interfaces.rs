@@ -6,6 +6,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ptr;
 
+use super::link_facts::{LinkFacts, Reach};
+
 /// The network interfaces of this host, in the kernel's order.
 #[derive(Default)]
 pub(crate) struct Interfaces {
@@ -20,6 +22,7 @@ pub(crate) struct InterfaceInfo {
     pub(crate) name: String,
     pub(crate) link: LinkState,
     pub(crate) loopback: bool,
+    pub(crate) reach: Reach,
 }
 
 /// An address of a network interface.
@@ -33,6 +36,7 @@ pub(crate) struct InterfaceAddress {
     pub(crate) index: u32,
     pub(crate) link: LinkState,
     pub(crate) loopback: bool,
+    pub(crate) reach: Reach,
 }
 
 /// Whether an interface can carry anything.
@@ -62,6 +66,7 @@ pub(crate) fn interfaces() -> io::Result<Interfaces> {
         return Err(io::Error::last_os_error());
     }
     let mut interfaces = Interfaces::default();
+    let facts = LinkFacts::read();
     let mut next = list;
     while !next.is_null() {
         // SAFETY: `next` is an element of the list, which is not released before the loop ends.
@@ -71,17 +76,23 @@ pub(crate) fn interfaces() -> io::Result<Interfaces> {
         let name = name.to_string_lossy().into_owned();
         let flags = element.ifa_flags as libc::c_int;
         let (link, loopback) = (LinkState::of(flags), flags & libc::IFF_LOOPBACK != 0);
+        // SAFETY: the name of the element is a string that ends in a zero byte.
+        let index = unsafe { libc::if_nametoindex(element.ifa_name) };
         // Each interface has an element of its own, and one more for each address.
-        if interfaces.all.iter().all(|known| known.name != name) {
-            interfaces.all.push(InterfaceInfo { name: name.clone(), link, loopback });
-        }
+        let known = interfaces.all.iter().find(|known| known.name == name);
+        let reach = match known {
+            Some(known) => known.reach,
+            None => {
+                let reach = facts.reach(&name, index, flags);
+                interfaces.all.push(InterfaceInfo { name: name.clone(), link, loopback, reach });
+                reach
+            }
+        };
         // SAFETY: the address of an element is null or a sockaddr as long as its family says.
         if let Some(ip) = unsafe { ip_of(element.ifa_addr) } {
-            // SAFETY: the name of the element is a string that ends in a zero byte.
-            let index = unsafe { libc::if_nametoindex(element.ifa_name) };
             // SAFETY: the netmask of an element is null or a sockaddr as long as its family says.
             let prefix = unsafe { ip_of(element.ifa_netmask) }.map_or_else(|| bits(ip), ones);
-            let address = InterfaceAddress { name, ip, prefix, index, link, loopback };
+            let address = InterfaceAddress { name, ip, prefix, index, link, loopback, reach };
             interfaces.addresses.push(address);
         }
         next = element.ifa_next;

@@ -3,6 +3,8 @@
 mod fork;
 mod interfaces;
 mod kernel_tls;
+mod link_changes;
+mod link_facts;
 mod process;
 mod socket;
 mod tcp_info;
@@ -14,6 +16,8 @@ pub(crate) use interfaces::{
     interfaces,
 };
 pub(crate) use kernel_tls::{KernelTls, allow_kernel_tls, has_kernel_tls, set_kernel_keys};
+pub(crate) use link_changes::LinkChanges;
+pub(crate) use link_facts::Reach;
 pub use process::random;
 pub(crate) use process::{ThreadUsage, block_signals, thread_usage, uninterrupted};
 pub(crate) use socket::{
