@@ -145,6 +145,19 @@ impl Device {
         self.interfaces[flow as usize % self.interfaces.len()].bound_for(peer.ip())
     }
 
+    /// Number of different paths to a peer: after so many flows, [`Device::path`] begins again.
+    pub(crate) fn path_count(&self, peer: &Handle) -> u32 {
+        let (ours, theirs) = (self.interfaces.len() as u32, peer.addresses.len().max(1) as u32);
+        // The least common multiple. Both are at most MAX_ADDRESSES.
+        (1..=theirs).map(|times| ours * times).find(|all| all % theirs == 0).unwrap_or(ours)
+    }
+
+    /// The name of the interface that a flow leaves by.
+    pub(crate) fn interface_name(&self, flow: u32) -> &str {
+        // An RDMA port has one interface, and several are joined by their names.
+        self.name.split('+').nth(flow as usize % self.interfaces.len()).unwrap_or(&self.name)
+    }
+
     /// The addresses that a flow goes from and to. Flows take the interfaces of both sides in turn. The local address has
     /// port 0.
     pub(crate) fn path(&self, flow: u32, peer: &Handle) -> (SocketAddr, SocketAddr) {
@@ -495,6 +508,10 @@ mod tests {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let (first, second) = ((ip("10.0.0.1"), ip("10.0.0.2")), (ip("10.0.1.1"), ip("10.0.1.2")));
         assert_eq!(paths(&peer(&["10.0.0.2", "10.0.1.2"])), [first, second, first]);
+        assert_eq!(joined.path_count(&peer(&["10.0.0.2", "10.0.1.2"])), 2);
+        assert_eq!(joined.path_count(&peer(&["10.0.0.2", "10.0.1.2", "10.0.2.2"])), 6);
+        assert_eq!(joined.path_count(&peer(&["10.0.0.2"])), 2);
+        assert_eq!((joined.interface_name(2), joined.interface_name(3)), ("eth0", "eth1"));
         let only = (ip("10.0.1.1"), ip("10.0.0.2"));
         assert_eq!(paths(&peer(&["10.0.0.2"])), [first, only, first]);
     }

@@ -169,6 +169,19 @@ fn bridges_and_overlays_of_a_host_carry_nothing() {
     }
 }
 
+#[test]
+fn named_bridge_that_leads_to_no_peer_is_left_with_a_warning() {
+    let (one, other) = two_hosts();
+    let environment = [("EVENKEEL_DEVICES", "joined"), ("NCCL_SOCKET_IFNAME", "=eth0,br-1")];
+    let line = "allreduce -b 1M -e 1M -n 2";
+    let ranks = start_ranks([&one, &other], "10.9.0.1", line, &environment);
+    for ended in end_ranks(ranks).map(|ended| ended.passed()) {
+        assert!(ended.out.is_empty() || ended.out.contains("Evenkeel on eth0+br-1,"), "{ended:?}");
+        let warned = ended.err.matches("br-1 does not lead to 172.11.0.1").count();
+        assert_eq!(warned, 1, "{ended:?}");
+    }
+}
+
 /// Hosts whose router leads to an address on their loopback interface. Their cards have link-local addresses only.
 #[test]
 fn routed_hosts_use_their_address_on_the_loopback_interface() {

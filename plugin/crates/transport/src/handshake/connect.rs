@@ -1,5 +1,7 @@
 //! Opens the sending side of a connection.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -21,6 +23,9 @@ use crate::tcp::sender::TcpSender;
 /// Delay before a flow is dialed again. It grows with the time that the attempt has taken, up to the limit.
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(100);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
+
+/// Maximum number of paths that a process warns of.
+const MAX_WARNED: usize = 64;
 
 /// An attempt to connect to a listener. Dropping it cancels it.
 pub struct Connecting {
@@ -44,6 +49,9 @@ struct AttemptState {
     accepted: Vec<Option<Stream>>,
     /// Flows that failed.
     retries: Vec<Redial>,
+    /// Paths that lead to another host or to none, by the number of the first flow that would take each, and why. The flows
+    /// of such a path take another one, as long as there is one.
+    astray: BTreeMap<u32, String>,
     /// Why a flow failed last.
     cause: Option<String>,
     /// Whether RDMA is to carry the messages, as far as this side knows.
@@ -108,6 +116,7 @@ impl Connecting {
                 dials: Vec::new(),
                 accepted: (0..flows).map(|_| None).collect(),
                 retries: Vec::new(),
+                astray: BTreeMap::new(),
                 cause: None,
                 use_rdma,
                 control_path: (first, 0),
@@ -124,7 +133,8 @@ impl Connecting {
             // The lock delays outcomes until all dials are noted.
             let mut state = lock(&connecting.attempt.state);
             connecting.attempt.dial(&mut state).map_err(|error| {
-                Error::new(ErrorKind::System, format!("{what}: {}", error.what))
+                let why = connecting.attempt.explain(error);
+                Error::new(ErrorKind::System, format!("{what}: {why}"))
             })?;
         }
         Ok(connecting)
@@ -226,7 +236,11 @@ impl Attempt {
                 let deadline = self.control_deadline();
                 Dial::control_connection(destination, handler, way, count, deadline)
             }
-            false => Dial::start(destination, handler, flow, binds, None, self.deadline),
+            false => {
+                let path = self.path(state, flow);
+                let way = Way { number: flow, path, binds, segment_limit: None };
+                Dial::start_on(destination, handler, way, self.deadline)
+            }
         };
         match dial {
             Ok(dial) => {
@@ -235,8 +249,45 @@ impl Attempt {
             }
             Err(error) => {
                 descriptors::report_shortage(&error, &**log);
-                let in_vain = !state.use_rdma && binds && Dial::may_bind(destination, flow);
-                self.retry_later(state, flow, in_vain, error.into())
+                let path = self.path(state, flow);
+                let in_vain = !state.use_rdma && binds && Dial::may_bind(destination, path);
+                self.redial(state, flow, path, in_vain, error.into())
+            }
+        }
+    }
+
+    /// The path of a flow, as the number of the flow that takes it by default.
+    fn path(&self, state: &AttemptState, flow: u32) -> u32 {
+        let Destination { context, handle, .. } = &*self.destination;
+        let count = context.device.path_count(handle);
+        let leads_there = |path: &u32| !state.astray.contains_key(&(path % count));
+        (flow..flow.saturating_add(count)).find(leads_there).unwrap_or(flow)
+    }
+
+    /// Takes a path out of use. False if there is no other.
+    fn give_up_path(&self, state: &mut AttemptState, path: u32, error: &DialError) -> bool {
+        if state.use_rdma || !error.leads_astray {
+            return false;
+        }
+        let Destination { context, handle, .. } = &*self.destination;
+        let count = context.device.path_count(handle);
+        state.astray.entry(path % count).or_insert_with(|| error.what.clone());
+        (state.astray.len() as u32) < count
+    }
+
+    /// Warns, once for a process, of each path that leads astray while others do not.
+    fn warn_of_paths(&self, astray: &BTreeMap<u32, String>) {
+        static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+        let Destination { context, handle, .. } = &*self.destination;
+        for (path, why) in astray {
+            let (_, peer) = context.device.path(*path, handle);
+            let way =
+                format!("{} does not lead to {}", context.device.interface_name(*path), peer.ip());
+            let mut warned = lock(&WARNED);
+            if warned.len() < MAX_WARNED && warned.insert(way.clone()) {
+                context.log.warn(&format!(
+                    "evenkeel: {way} ({why}): the others carry its flows; NCCL_SOCKET_IFNAME can leave it out"
+                ));
             }
         }
     }
@@ -252,16 +303,21 @@ impl Attempt {
         }
     }
 
-    /// Dials a flow again later, unless that is useless or the caller does it. One that was bound to its interface `in_vain` is
-    /// not bound then. The caller does not know of that.
-    fn retry_later(
+    /// Dials a flow again: at once on another path where its own leads astray, else later. Not where that is useless or the
+    /// caller does it. One that was bound to its interface `in_vain` is not bound then. The caller does not know of that.
+    fn redial(
         self: &Arc<Self>,
         state: &mut AttemptState,
         flow: u32,
+        path: u32,
         in_vain: bool,
         error: DialError,
     ) -> Result<(), DialError> {
         let left = self.deadline.saturating_duration_since(Instant::now());
+        if self.give_up_path(state, path, &error) {
+            state.dials.retain(|dial| dial.flow() != flow);
+            return self.dial_flow(state, flow, true);
+        }
         if error.is_final || self.caller_retries && !in_vain || left.is_zero() {
             return Err(error);
         }
@@ -294,7 +350,7 @@ impl Attempt {
                 });
                 match dialed {
                     Ok(()) => return,
-                    Err(error) => error.what,
+                    Err(error) => self.explain(error),
                 }
             }
         };
@@ -370,7 +426,7 @@ impl Attempt {
         state.retries.clear();
         if let Err(error) = self.dial(&mut state) {
             drop(state);
-            self.fail(error.what, Retry::Unknown);
+            self.fail(self.explain(error), Retry::Unknown);
         }
     }
 
@@ -388,6 +444,29 @@ impl Attempt {
             error = error.mark_logged();
         }
         self.finish(Some(Err(ConnectError::new(error, retry))));
+    }
+
+    /// Why a dial failed, with the interface that may be wrong: an address that leads astray may lead back to its own host.
+    fn explain(&self, error: DialError) -> String {
+        let Destination { context, handle, .. } = &*self.destination;
+        let (what, from) = (error.what, context.device.name());
+        if !error.leads_astray {
+            return what;
+        }
+        let is_loopback = |ip: &IpAddr| ip.is_loopback();
+        if context.device.addresses().iter().any(is_loopback)
+            && !handle.addresses.iter().all(is_loopback)
+        {
+            return format!("{what}: {from} reaches this host alone (NCCL_SOCKET_IFNAME)");
+        }
+        let own = sys::interfaces().map_or_else(|_| Vec::new(), |interfaces| interfaces.addresses);
+        let is_own = |ip: &&IpAddr| own.iter().any(|address| address.ip == **ip);
+        match handle.addresses.iter().find(is_own) {
+            Some(ip) => format!(
+                "{what}: {ip} is an address of this host, so a peer on another host must use another interface (NCCL_SOCKET_IFNAME)"
+            ),
+            None => what,
+        }
     }
 
     /// How long it may go without a poll, if it is to cancel itself.
@@ -446,7 +525,7 @@ impl Attempt {
 
 impl DialHandler for Attempt {
     fn on_welcome(self: Arc<Self>, flow: u32, stream: Stream) {
-        let streams = {
+        let (streams, astray) = {
             let mut state = lock(&self.state);
             if state.over {
                 return;
@@ -461,8 +540,10 @@ impl DialHandler for Attempt {
             if state.accepted.iter().any(Option::is_none) {
                 return;
             }
-            std::mem::take(&mut state.accepted).into_iter().flatten().collect()
+            let accepted = std::mem::take(&mut state.accepted);
+            (accepted.into_iter().flatten().collect(), std::mem::take(&mut state.astray))
         };
+        self.warn_of_paths(&astray);
         let outcome = TcpSender::open(Arc::clone(&self.destination), streams)
             .map(|sender| sender as Arc<dyn Outbound>)
             .map_err(|error| {
@@ -489,10 +570,11 @@ impl DialHandler for Attempt {
             let retry = error.retry;
             let dial = state.dials.iter().find(|dial| dial.flow() == flow);
             let in_vain = dial.is_some_and(|dial| dial.is_bound_in_vain());
-            match self.retry_later(&mut state, flow, in_vain, error) {
+            let path = dial.map_or(flow, |dial| dial.path());
+            match self.redial(&mut state, flow, path, in_vain, error) {
                 Ok(()) => return,
                 Err(_) if Instant::now() >= self.deadline => (self.too_late(&state), retry),
-                Err(error) => (error.what, retry),
+                Err(error) => (self.explain(error), retry),
             }
         };
         self.fail(what, retry);

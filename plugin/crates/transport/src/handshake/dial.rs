@@ -54,6 +54,8 @@ pub(crate) struct DialError {
     pub(crate) is_final: bool,
     /// Whether nobody listens there.
     pub(crate) is_refused: bool,
+    /// Whether the address has no way to the listener: it leads to another host, or to none.
+    pub(crate) leads_astray: bool,
     pub(crate) retry: Retry,
     /// Whether the listener has no RDMA.
     pub(crate) no_rdma: bool,
@@ -75,6 +77,8 @@ pub(crate) struct Dial {
     destination: Arc<Destination>,
     handler: Arc<dyn DialHandler>,
     flow: u32,
+    /// The flow whose addresses it takes.
+    path: u32,
     /// Number of queue pairs, for the control connection of an RDMA connection.
     queue_pairs: Option<u16>,
     deadline: Instant,
@@ -106,9 +110,11 @@ impl From<io::Error> for DialError {
         // Or the address can never be reached from here.
         let is_final = is_refused
             || [libc::EINVAL, libc::EAFNOSUPPORT].map(Some).contains(&error.raw_os_error());
+        let unreachable = [io::ErrorKind::HostUnreachable, io::ErrorKind::NetworkUnreachable];
+        let leads_astray = is_final || unreachable.contains(&error.kind());
         let dropped = [io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe];
         let retry = if dropped.contains(&error.kind()) { Retry::Later } else { Retry::Unknown };
-        Self { is_final, is_refused, ..temporary(retry, &error.to_string()) }
+        Self { is_final, is_refused, leads_astray, ..temporary(retry, &error.to_string()) }
     }
 }
 
@@ -119,7 +125,8 @@ impl From<HandshakeError> for DialError {
         let retry = if busy { Retry::Later } else { Retry::Never };
         let gone = [Refusal::Gone, Refusal::WrongListener].map(HandshakeError::Refused);
         let is_gone = gone.contains(&error);
-        Self { is_final: !busy, no_rdma, is_gone, ..temporary(retry, &error.to_string()) }
+        let (is_final, leads_astray) = (!busy, is_gone);
+        Self { is_final, no_rdma, is_gone, leads_astray, ..temporary(retry, &error.to_string()) }
     }
 }
 
@@ -153,9 +160,19 @@ impl Dial {
         segment_limit: Option<u32>,
         deadline: Instant,
     ) -> io::Result<Arc<Self>> {
-        let binds = binds && Self::may_bind(destination, flow);
         let way = Way { number: flow, path: flow, binds, segment_limit };
-        Self::begin(destination, handler, way, None, deadline)
+        Self::start_on(destination, handler, way, deadline)
+    }
+
+    /// As [`Dial::start`], on the path that a flow with another number takes.
+    pub(crate) fn start_on(
+        destination: &Arc<Destination>,
+        handler: Arc<dyn DialHandler>,
+        way: Way,
+        deadline: Instant,
+    ) -> io::Result<Arc<Self>> {
+        let binds = way.binds && Self::may_bind(destination, way.path);
+        Self::begin(destination, handler, Way { binds, ..way }, None, deadline)
     }
 
     /// Whether a flow may be bound to its interface: several are in the peer's subnet. It then gets answers by that interface
@@ -225,6 +242,7 @@ impl Dial {
             destination: Arc::clone(destination),
             handler,
             flow,
+            path,
             queue_pairs,
             deadline,
             connected_by: is_bound_flow.then(|| Instant::now() + connect_time),
@@ -248,6 +266,11 @@ impl Dial {
     /// Whether TCP is connected.
     pub(crate) fn is_connected(&self) -> bool {
         lock(&self.state).is_connected
+    }
+
+    /// Number of the flow that takes its addresses by default.
+    pub(crate) fn path(&self) -> u32 {
+        self.path
     }
 
     /// Whether the flow is bound to its interface, and nobody has answered there.
@@ -365,6 +388,7 @@ fn temporary(retry: Retry, what: &str) -> DialError {
     DialError {
         is_final: false,
         is_refused: false,
+        leads_astray: false,
         retry,
         no_rdma: false,
         is_gone: false,

@@ -132,3 +132,23 @@ fn connection_that_loses_all_flows_before_it_is_accepted_comes_to_be() {
         pass_message(&send, &recv);
     });
 }
+
+/// As where two hosts have the same address on a bridge, or a host without a network has given its loopback address.
+#[test]
+fn failure_at_an_address_of_this_host_says_so() {
+    let (near, far) = (transport(), transport());
+    let listener = near.listen(0, "", MemoryTypes::HOST).unwrap();
+    let mut handle = listener.handle().clone();
+    drop((listener, near));
+    let error = |handle: &Handle| match far.connect(0, handle, "", MemoryTypes::HOST) {
+        Ok(call) => until(|| call.poll().err()).to_string(),
+        Err(error) => error.to_string(),
+    };
+    let said = error(&handle);
+    let [refused, hint] = ["refused", "127.0.0.1 is an address of this host"];
+    assert!(said.contains(refused) && said.contains(hint), "{said}");
+    // The loopback interface leads to no other address.
+    handle.addresses = vec!["192.0.2.1".parse().unwrap()];
+    let said = error(&handle);
+    assert!(said.contains("lo reaches this host alone"), "{said}");
+}
