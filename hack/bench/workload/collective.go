@@ -92,6 +92,11 @@ func (w Collective) Evenkeel(name, transport string, environment ...string) expe
 	return w.evenkeel(name, environment, func() []string { return []string{transport} })
 }
 
+// EvenkeelBy all-reduces over TCP by a benchmark of evenkeel-bench collective, with these options.
+func (w Collective) EvenkeelBy(name, benchmark string, options ...string) experiment.Contender {
+	return w.evenkeel(name, nil, func() []string { return slices.Concat([]string{"tcp"}, options, []string{benchmark}) })
+}
+
 // EvenkeelTLS shows the same certificates as Gloo.
 func (w Collective) EvenkeelTLS(name string, build func() *Gloo) experiment.Contender {
 	return w.evenkeel(name, nil, func() []string {

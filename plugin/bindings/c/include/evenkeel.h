@@ -144,8 +144,8 @@ typedef struct {
    */
   double timeout;
   /**
-   * The algorithm of an all-reduce: "ring", "ring_chunked", "halving_doubling", "recursive_doubling", "bcube" or "hierarchical".
-   * NULL: selected by the number of ranks and bytes.
+   * The algorithm of an all-reduce: "ring", "ring_chunked", "halving_doubling", "recursive_doubling", "bcube",
+   * "direct" or "hierarchical". NULL: selected by the number of ranks and bytes.
    */
   const char *algorithm;
   /**
@@ -363,6 +363,16 @@ evenkeel_status evenkeel_group_split(const evenkeel_group *group,
                                      int64_t color,
                                      const evenkeel_call *call,
                                      evenkeel_group **sub);
+
+/**
+ * Sets the rate at which this rank's host can send and receive, in any unit that all ranks share, such as Mbit/s. All ranks call it,
+ * with no other operation in progress; it waits for them. From then on the algorithm "direct" gives each rank a share of the buffer
+ * that fits its link, and an all-reduce takes that algorithm where it is faster. 0 is a rate that is not known: if any rank sets it,
+ * the shares are equal again. Groups that are made of this one afterwards have the same rates.
+ */
+evenkeel_status evenkeel_group_set_link_rate(const evenkeel_group *group,
+                                             uint64_t rate,
+                                             const evenkeel_call *call);
 
 /**
  * Whether the operation is done. Does not block. True for NULL.

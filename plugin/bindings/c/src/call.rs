@@ -19,8 +19,8 @@ pub struct Call {
     pub tag: u32,
     /// Seconds for which the operation may make no progress; 0: the group's timeout.
     pub timeout: f64,
-    /// The algorithm of an all-reduce: "ring", "ring_chunked", "halving_doubling", "recursive_doubling", "bcube" or "hierarchical".
-    /// NULL: selected by the number of ranks and bytes.
+    /// The algorithm of an all-reduce: "ring", "ring_chunked", "halving_doubling", "recursive_doubling", "bcube",
+    /// "direct" or "hierarchical". NULL: selected by the number of ranks and bytes.
     pub algorithm: *const c_char,
     /// Where to write a request: the call starts the operation and returns. NULL: it waits for the operation. Not all ranks need the
     /// same.

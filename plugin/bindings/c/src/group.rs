@@ -258,12 +258,41 @@ pub unsafe extern "C" fn evenkeel_group_split(
                     Error::argument(format!("color {color}: less than 4294967296"))
                 })?),
             };
-            if call.as_ref().is_some_and(|call| !call.request.is_null()) {
-                return Err(Error::argument("evenkeel_group_split waits: it has no request"));
-            }
+            refuse_request("evenkeel_group_split", call)?;
             give(sub, group.split(color, &options(call)?)?)
         })
     }
+}
+
+/// Sets the rate at which this rank's host can send and receive, in any unit that all ranks share, such as Mbit/s. All ranks call it,
+/// with no other operation in progress; it waits for them. From then on the algorithm "direct" gives each rank a share of the buffer
+/// that fits its link, and an all-reduce takes that algorithm where it is faster. 0 is a rate that is not known: if any rank sets it,
+/// the shares are equal again. Groups that are made of this one afterwards have the same rates.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn evenkeel_group_set_link_rate(
+    group: *const Group,
+    rate: u64,
+    call: *const Call,
+) -> Status {
+    // SAFETY: the header requires a group, and a call or NULL.
+    unsafe {
+        with(group, |group| {
+            refuse_request("evenkeel_group_set_link_rate", call)?;
+            Ok(group.set_link_rate(rate, &options(call)?)?)
+        })
+    }
+}
+
+/// An error for a function that always waits if the call asks for a request.
+///
+/// # Safety
+/// `call` is null or points to options.
+unsafe fn refuse_request(function: &str, call: *const Call) -> Result<(), Error> {
+    // SAFETY: the caller guarantees it.
+    if unsafe { call.as_ref() }.is_some_and(|call| !call.request.is_null()) {
+        return Err(Error::argument(format!("{function} waits: it has no request")));
+    }
+    Ok(())
 }
 
 /// Runs the body of a function of a group.

@@ -33,7 +33,7 @@ static void maximum(void *into, const void *other, size_t count, void *context) 
 
 static void reductions(evenkeel_group *group) {
   static float data[COUNT];
-  const char *algorithms[] = {NULL, "ring", "ring_chunked", "halving_doubling", "recursive_doubling", "bcube"};
+  const char *algorithms[] = {NULL, "ring", "ring_chunked", "halving_doubling", "recursive_doubling", "bcube", "direct"};
   for (size_t a = 0; a < sizeof algorithms / sizeof *algorithms; a++) {
     evenkeel_call call = {.tag = (uint32_t)a, .timeout = 20, .algorithm = algorithms[a]};
     for (size_t i = 0; i < COUNT; i++) data[i] = (float)(me * 1000 + i % 100);
@@ -167,6 +167,20 @@ static void requests(evenkeel_group *group) {
   evenkeel_request_free(wrong);
   evenkeel_request_free(NULL);
   CHECK(evenkeel_request_is_done(NULL));
+}
+
+/* Ranks 0 and 1 own shares, and rank 2 owns nothing. The sum is the same. */
+static void link_rates(evenkeel_group *group) {
+  static float data[COUNT];
+  evenkeel_call direct = {.algorithm = "direct"};
+  OK(evenkeel_group_set_link_rate(group, me == 2 ? 1 : 100 + me, NULL));
+  for (size_t i = 0; i < COUNT; i++) data[i] = (float)(me * 1000 + i % 100);
+  OK(evenkeel_allreduce(group, data, COUNT, EVENKEEL_FLOAT32, EVENKEEL_SUM, &direct));
+  for (size_t i = 0; i < COUNT; i++) CHECK(data[i] == (float)(3000 + 3 * (i % 100)));
+  OK(evenkeel_group_set_link_rate(group, 0, NULL));
+  evenkeel_request *wrong = NULL;
+  evenkeel_call with_request = {.request = &wrong};
+  CHECK(evenkeel_group_set_link_rate(group, 1, &with_request) == EVENKEEL_ARGUMENT && wrong == NULL);
 }
 
 static void sub_groups(evenkeel_group *group) {
@@ -328,6 +342,7 @@ static int rank(const char *folder, const char *transport) {
   reductions(group);
   data_movement(group);
   requests(group);
+  link_rates(group);
   sub_groups(group);
   flight_recorder(group, folder);
   invalid_arguments(group);

@@ -141,8 +141,8 @@ class Group:
         """Reduces the arrays of all ranks, in place. Afterwards all ranks have the same result, bitwise.
 
         op: ``"sum"``, ``"prod"``, ``"max"`` or ``"min"``, or bit by bit ``"band"``, ``"bor"`` or ``"bxor"``, of any type.
-        algorithm: ``"ring"``, ``"ring_chunked"``, ``"halving_doubling"``, ``"recursive_doubling"``, ``"bcube"`` or
-        ``"hierarchical"``; by default it is selected by the number of ranks and bytes.
+        algorithm: ``"ring"``, ``"ring_chunked"``, ``"halving_doubling"``, ``"recursive_doubling"``, ``"bcube"``,
+        ``"direct"`` or ``"hierarchical"``; by default it is selected by the number of ranks and bytes.
         """
 
     def reduce(
@@ -296,6 +296,14 @@ class Group:
 
     def split(self, color: int | None, *, tag: int = 0, timeout: float | None = None) -> Group | None:
         """The group of all ranks that pass the same color; None without a color. All ranks call it."""
+
+    def set_link_rate(self, rate: int, *, tag: int = 0, timeout: float | None = None) -> None:
+        """Sets the rate at which this rank's host can send and receive, in any unit that all ranks share, such as Mbit/s.
+
+        All ranks call it, with no other operation in progress. From then on the algorithm ``"direct"`` gives each rank a share of the
+        buffer that fits its link, and an all-reduce takes that algorithm where it is faster. 0 is a rate that is not known: if any
+        rank sets it, the shares are equal again. Groups that are made of this one afterwards have the same rates.
+        """
 
     def abort(self, reason: str) -> None:
         """Aborts the group on all ranks. Their operations raise AbortedError with this reason."""

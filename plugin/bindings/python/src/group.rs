@@ -189,6 +189,23 @@ impl Group {
         Ok(made.map(|made| Self::new(made, Arc::clone(&self.store))))
     }
 
+    #[pyo3(signature = (rate, *, tag=0, timeout=None))]
+    fn set_link_rate(
+        &self,
+        py: Python<'_>,
+        rate: u64,
+        tag: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let (group, call) = (self.open()?, call(py, tag, timeout, None)?);
+        let set = || {
+            group.in_order_within(Sequence::Collectives { tag }, &call, |group, call| {
+                group.set_link_rate(rate, call)
+            })
+        };
+        py.detach(set).map_err(|error| exception(py, &error))
+    }
+
     #[pyo3(signature = (array, op="sum", *, algorithm=None, dtype=None, tag=0, timeout=None, note=None, wait=true))]
     fn allreduce<'py>(
         &self,

@@ -98,13 +98,27 @@ class Operations(unittest.TestCase):
 
     def test_allreduce_algorithms(self):
         def work(group):
-            for name in ["ring", "ring_chunked", "halving_doubling", "recursive_doubling", "bcube"]:
+            for name in ["ring", "ring_chunked", "halving_doubling", "recursive_doubling", "bcube", "direct"]:
                 x = np.arange(100_003, dtype=np.float32) % 1000 + group.rank
                 group.allreduce(x, algorithm=name)
                 np.testing.assert_array_equal(x, np.arange(100_003, dtype=np.float32) % 1000 * 3 + 3)
 
         for transport in TRANSPORTS:
             threads(3, work, transport)
+
+    def test_link_rates_do_not_change_the_bits(self):
+        def work(group):
+            results = []
+            for rate in [[7, 7, 7], [7, 7, 5], [7, 1, 1], [0, 7, 7]]:
+                group.set_link_rate(rate[group.rank])
+                x = (np.arange(100_003) % 977).astype(np.float32) / (3 + group.rank)
+                group.allreduce(x, algorithm="direct")
+                results.append(x.tobytes())
+            assert len(set(results)) == 1
+            with self.assertRaises(OverflowError):
+                group.set_link_rate(-1)
+
+        threads(3, work)
 
     def test_collectives_without_reduction(self):
         def work(group):

@@ -23,6 +23,8 @@ pub(crate) enum Benchmark {
     AllreduceHalvingDoubling,
     AllreduceRecursiveDoubling,
     AllreduceBcube,
+    /// Each rank owns a share of the buffer (--link-rates)
+    AllreduceDirect,
     AllreduceHierarchical,
     /// The buffers of each rank, without the other ranks (--inputs)
     AllreduceLocal,
@@ -191,6 +193,7 @@ impl<N: Number> Exercise<N> {
             Benchmark::AllreduceHalvingDoubling => Some(Algorithm::HalvingDoubling),
             Benchmark::AllreduceRecursiveDoubling => Some(Algorithm::RecursiveDoubling),
             Benchmark::AllreduceBcube => Some(Algorithm::Bcube { base }),
+            Benchmark::AllreduceDirect => Some(Algorithm::Direct),
             Benchmark::AllreduceHierarchical => Some(Algorithm::Hierarchical),
             _ => None,
         };

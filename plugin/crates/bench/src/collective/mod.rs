@@ -170,6 +170,9 @@ pub(crate) struct Options {
     /// Base of allreduce_bcube
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=64), value_name = "N")]
     base: u16,
+    /// The rates of the ranks' links in any unit, one for each rank, separated by commas: allreduce and allreduce_direct fit their shares to them
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..), value_name = "RATE")]
+    link_rates: Vec<u64>,
     /// Elements of 16 bits (float16)
     #[arg(long)]
     halfprecision: bool,
@@ -390,7 +393,15 @@ impl Options {
         if !is_rdma && !self.ib_device.is_empty() {
             return Err("--ib-device is for --transport ibverbs".to_owned());
         }
-        Ok(())
+        self.spawn.map_or(Ok(()), |ranks| self.check_link_rates(ranks))
+    }
+
+    fn check_link_rates(&self, ranks: usize) -> Result<()> {
+        let rates = self.link_rates.len();
+        if rates == 0 || rates == ranks {
+            return Ok(());
+        }
+        Err(format!("--link-rates has {rates} rates for {ranks} ranks: one for each"))
     }
 
     /// The options with the rank and the number of ranks that mpirun has set, if they are to be those.
@@ -527,9 +538,16 @@ impl Options {
         transports: &[TransportKind],
         server: Option<TcpStoreServer>,
     ) -> Result<Groups> {
+        self.check_link_rates(size)?;
         let join = |(index, transport): (usize, &TransportKind)| {
             let store = PrefixStore::new(Arc::clone(store), &format!("{}/{index}", self.prefix));
-            let group = Group::join(&store, rank, size, transport, self.timeout());
+            let group =
+                Group::join(&store, rank, size, transport, self.timeout()).and_then(|group| {
+                    if let Some(rate) = self.link_rates.get(rank) {
+                        group.set_link_rate(*rate, &Call::default())?;
+                    }
+                    Ok(group)
+                });
             group.map(Arc::new).map_err(|error| error.to_string())
         };
         let devices: Vec<&str> = transports.iter().map(device).collect();

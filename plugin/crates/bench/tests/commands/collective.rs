@@ -16,6 +16,7 @@ fn collective_benchmarks_are_verified() {
         "allreduce_halving_doubling",
         "allreduce_recursive_doubling",
         "allreduce_bcube",
+        "allreduce_direct",
         "allreduce_hierarchical",
         "allreduce_local",
         "broadcast_one_to_all",
@@ -41,6 +42,7 @@ fn collective_benchmarks_are_verified() {
     }
     let ended = collective("--spawn 4 --base 4 --nanos --show-all-errors allreduce_bcube");
     assert!(ended.has_rows(2).out.contains("p50 (ns)"));
+    collective("--spawn 4 --link-rates 9,9,1,8 allreduce_direct").has_rows(2);
     let json = collective("--spawn 3 --inputs 3 --json allreduce_local").passed().report();
     assert_eq!(json["benchmark"], "allreduce_local");
     let ended = collective("--spawn 3 --transport auto --halfprecision --inputs 2").has_rows(2);
@@ -259,6 +261,9 @@ fn collective_flag_errors_are_one_line() {
         (tls, "--cert, --pkey and --ca-file"),
         (&bad_certificate, "TLS: c:"),
         ("--spawn 2 --inputs 2 broadcast", "--inputs 2"),
+        ("--spawn 2 --link-rates 1,2,3 allreduce_direct", "--link-rates has 3 rates for 2 ranks"),
+        ("--spawn 2 --link-rates 1,0", "--link-rates"),
+        ("--size 1 --rank 0 --link-rates 1,2 --store file:/tmp", "--link-rates has 2 rates"),
         ("--in-process", "--spawn"),
         ("--size 1 --rank 0 --store http://h", "is not a store"),
         ("--size 1 --rank 0 --redis-host 127.0.0.1 -p 1", "127.0.0.1:1"),

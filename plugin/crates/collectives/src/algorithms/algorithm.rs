@@ -17,18 +17,23 @@ pub enum Algorithm {
         /// At least 2.
         base: usize,
     },
+    /// Each rank owns a share: all ranks send it their contributions to that, and it sends the result back. Contributions are added
+    /// in the order of the ranks, and rounded once, so the result does not depend on the shares. They fit the ranks' links, see
+    /// [`Group::set_link_rate`](crate::Group::set_link_rate).
+    Direct,
     /// Within each host, then between hosts with each part once, then within each host again.
     Hierarchical,
 }
 
 impl Algorithm {
     /// One of each, with base 4 for bcube.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Ring,
         Self::RingChunked,
         Self::HalvingDoubling,
         Self::RecursiveDoubling,
         Self::Bcube { base: 4 },
+        Self::Direct,
         Self::Hierarchical,
     ];
 
@@ -40,6 +45,7 @@ impl Algorithm {
             Self::HalvingDoubling => "halving_doubling",
             Self::RecursiveDoubling => "recursive_doubling",
             Self::Bcube { .. } => "bcube",
+            Self::Direct => "direct",
             Self::Hierarchical => "hierarchical",
         }
     }

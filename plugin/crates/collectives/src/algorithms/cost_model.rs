@@ -7,6 +7,7 @@
 
 use crate::algorithms::algorithm::Algorithm;
 use crate::algorithms::plan::factors;
+use crate::algorithms::shares::relative_time;
 
 impl Algorithm {
     /// Microseconds for this number of bytes, by the model. `between_hosts`: ranks are on different hosts.
@@ -27,6 +28,8 @@ impl Algorithm {
             Self::RecursiveDoubling => (log + folds, log * s + folded, log * s + folded / 2.0),
             // Only the traffic between hosts: within hosts it is fast.
             Self::Hierarchical => (2.0 * log, 2.0 * min_bytes, min_bytes),
+            // The messages of a step are concurrent, but each costs its sender and receiver time.
+            Self::Direct => (n, 2.0 * min_bytes, min_bytes),
             Self::Bcube { base } => {
                 // The messages of a step are concurrent, but each costs its sender and receiver time.
                 let messages: usize = factors(size, base).iter().map(|factor| factor - 1).sum();
@@ -55,11 +58,41 @@ const COMBINE: f64 = 1.0 / 10_000.0;
 /// A ring uses one connection.
 const IDLE_CONNECTION_FACTOR: f64 = 1.12;
 
-/// The algorithm with the lowest cost for these numbers of ranks, bytes and hosts.
-pub(crate) fn default_allreduce(size: usize, bytes: usize, hosts: usize) -> Algorithm {
+/// The algorithm with the lowest cost for these numbers of ranks, bytes and hosts, and for links of these rates if they are known.
+pub(crate) fn default_allreduce(
+    size: usize,
+    bytes: usize,
+    hosts: usize,
+    rates: Option<&[u64]>,
+) -> Algorithm {
     if hosts > 1 && hosts < size {
         return Algorithm::Hierarchical;
     }
+    let best = even_allreduce(size, bytes, hosts);
+    match rates {
+        Some(rates) if is_direct_faster(rates, best, bytes, hosts) => Algorithm::Direct,
+        _ => best,
+    }
+}
+
+/// Whether shares that fit the links' rates take less than another algorithm, which goes at the pace of the slowest link.
+fn is_direct_faster(rates: &[u64], other: Algorithm, bytes: usize, hosts: usize) -> bool {
+    let (size, between_hosts) = (rates.len(), hosts > 1);
+    let (Some(lowest), Some(highest)) = (rates.iter().min(), rates.iter().max()) else {
+        return false;
+    };
+    // The model has the costs of links as fast as the fastest one here. What is beyond the messages takes longer.
+    let cost = |algorithm: Algorithm, times: f64| {
+        let messages = algorithm.cost(size, 0, between_hosts);
+        messages + (algorithm.cost(size, bytes, between_hosts) - messages) * times
+    };
+    let even = 2.0 * (size as f64 - 1.0) / size as f64;
+    let direct = cost(Algorithm::Direct, relative_time(rates) / even);
+    direct < cost(other, *highest as f64 / *lowest as f64)
+}
+
+/// The algorithm with the lowest cost where all links have the same rate.
+fn even_allreduce(size: usize, bytes: usize, hosts: usize) -> Algorithm {
     let candidates = [
         Algorithm::RecursiveDoubling,
         Algorithm::HalvingDoubling,
@@ -92,22 +125,44 @@ mod tests {
     #[test]
     fn small_buffers_take_few_steps_large_ones_few_bytes() {
         for size in 2..=64 {
-            let small = default_allreduce(size, 4, 1);
+            let small = default_allreduce(size, 4, 1, None);
             let max_steps = 2.0 * f64::from(size.ilog2()) + 4.0;
             assert!(small.cost(size, 0, false) <= max_steps * STEP, "{size}: {small:?}");
             assert_ne!(small, Algorithm::RingChunked);
-            let large = default_allreduce(size, 1 << 30, 1);
+            let large = default_allreduce(size, 1 << 30, 1, None);
             if size > 2 {
                 assert_ne!(large, Algorithm::RecursiveDoubling, "{size}");
             }
         }
-        assert_eq!(default_allreduce(8, 4, 2), Algorithm::Hierarchical);
-        assert_ne!(default_allreduce(8, 4, 8), Algorithm::Hierarchical, "one rank on each host");
+        assert_eq!(default_allreduce(8, 4, 2, None), Algorithm::Hierarchical);
+        assert_ne!(
+            default_allreduce(8, 4, 8, None),
+            Algorithm::Hierarchical,
+            "one rank on each host"
+        );
         assert_eq!(
-            default_allreduce(4, 20 << 20, 4),
+            default_allreduce(4, 20 << 20, 4, None),
             Algorithm::RingChunked,
             "no two ranks share a host"
         );
         assert!(!prefers_chain(4, 4, 1 << 18) && prefers_chain(16, 64 << 20, 1 << 18));
+    }
+
+    #[test]
+    fn uneven_links_make_large_buffers_direct() {
+        let chosen = |bytes, rates: &[u64]| default_allreduce(8, bytes, 8, Some(rates));
+        let slow = [100, 100, 100, 60, 100, 100, 100, 100];
+        assert_eq!(chosen(64 << 20, &slow), Algorithm::Direct);
+        assert_eq!(chosen(64 << 20, &[100; 8]), Algorithm::RingChunked, "there is nothing to gain");
+        assert_eq!(chosen(4, &slow), Algorithm::RecursiveDoubling, "steps are what costs");
+        assert_eq!(
+            default_allreduce(8, 64 << 20, 4, Some(&slow)),
+            Algorithm::Hierarchical,
+            "hosts have several ranks"
+        );
+        for size in 1..=2 {
+            let rates = &[100, 10][..size];
+            assert_ne!(default_allreduce(size, 64 << 20, size, Some(rates)), Algorithm::Direct);
+        }
     }
 }

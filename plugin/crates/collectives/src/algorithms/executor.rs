@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::algorithms::plan::{Action, Plan};
+use crate::algorithms::reduction::Reduction;
 use crate::error::Result;
 use crate::links::link::{Key, Kind, Submitted};
 use crate::links::matching::ReceiveRequest;
@@ -15,24 +16,22 @@ use crate::wait::{Poll, Wait};
 /// Number of pieces in progress at a time; more if a step has more transfers.
 const WINDOW: usize = 16;
 
-/// Combines the received data (second) into the work buffer (first). Both hold the same whole number of elements.
-pub(crate) type Combine<'a> = &'a (dyn Fn(&mut [u8], &[u8]) + Sync);
-
 /// What all pieces of an operation have in common.
 pub(crate) struct Job<'a> {
     pub(crate) mesh: &'a Mesh,
     /// The group's ranks by their numbers in the mesh.
     pub(crate) members: &'a [usize],
+    /// This rank's number in the group.
+    pub(crate) rank: usize,
     /// The key of its messages, without the part.
     pub(crate) key: Key,
     /// The operation's name.
     pub(crate) what: &'static str,
     pub(crate) timeout: Duration,
-    /// Bytes of an element of the plan's ranges.
-    pub(crate) element: usize,
+    /// How received data is combined. The plan's ranges count its elements.
+    pub(crate) reduction: &'a Reduction<'a>,
     /// Maximum length of a piece in bytes, the same on all ranks.
     pub(crate) piece: usize,
-    pub(crate) combine: Combine<'a>,
 }
 
 struct Piece {
@@ -92,7 +91,8 @@ pub(crate) fn execute(job: &Job<'_>, plan: &Plan, input: &[u8], work: &mut [u8])
 
 /// The plan's transfers, step by step, each cut into pieces.
 fn pieces(job: &Job<'_>, plan: &Plan) -> Vec<Piece> {
-    let max_bytes = (job.piece / job.element).max(1) * job.element;
+    let element = job.reduction.element();
+    let max_bytes = (job.piece / element).max(1) * element;
     let mut pieces = vec![];
     // Number of messages so far, to and from each rank.
     let mut parts: Vec<(usize, bool, u32)> = vec![];
@@ -102,7 +102,7 @@ fn pieces(job: &Job<'_>, plan: &Plan) -> Vec<Piece> {
         while more {
             more = false;
             for transfer in step {
-                let bytes = transfer.range.len() * job.element;
+                let bytes = transfer.range.len() * element;
                 // An empty transfer is one piece.
                 if offset >= bytes.max(1) {
                     continue;
@@ -121,7 +121,7 @@ fn pieces(job: &Job<'_>, plan: &Plan) -> Vec<Piece> {
                 pieces.push(Piece {
                     peer,
                     action: transfer.action,
-                    at: transfer.range.start * job.element + offset,
+                    at: transfer.range.start * element + offset,
                     length: max_bytes.min(bytes - offset),
                     part,
                     state: PieceState::Waiting,
@@ -136,12 +136,12 @@ fn pieces(job: &Job<'_>, plan: &Plan) -> Vec<Piece> {
 impl Piece {
     /// Whether this piece and another one touch the same bytes, and one of them writes.
     fn collides(&self, other: &Self) -> bool {
-        use Action::{Send, SendInput};
+        use Action::{CombineInOrder, Send, SendInput};
         self.at < other.at + other.length
             && other.at < self.at + self.length
             && !matches!(
                 (self.action, other.action),
-                (SendInput, _) | (_, SendInput) | (Send, Send)
+                (SendInput, _) | (_, SendInput) | (Send, Send) | (CombineInOrder, CombineInOrder)
             )
     }
 
@@ -243,11 +243,14 @@ impl Execution<'_> {
                 Some(_) => self.arrived(at),
             },
             PieceState::Arrived(_) if self.is_blocked(at) => return Ok(false),
+            PieceState::Arrived(_) if self.pieces[at].action == Action::CombineInOrder => {
+                return Ok(self.combine_in_order(job, at));
+            }
             PieceState::Arrived(buffer) => {
                 let into = self.work.part(offset, length);
                 // SAFETY: no piece before this one that is not done touches these bytes, and none after it has begun to: no
                 // link has them, and there is no other reference.
-                (job.combine)(unsafe { into.bytes() }, &buffer[..length]);
+                job.reduction.combine(unsafe { into.bytes() }, &buffer[..length]);
                 PieceState::Done
             }
         };
@@ -257,11 +260,53 @@ impl Execution<'_> {
         Ok(true)
     }
 
+    /// Combines the contributions of all ranks to a range, once they have all arrived. `at` is the piece of one of them. Returns
+    /// whether they are combined.
+    fn combine_in_order(&mut self, job: &Job<'_>, at: usize) -> bool {
+        let others = job.members.len() - 1;
+        let Piece { at: offset, length, .. } = self.pieces[at];
+        let belongs = |piece: &Piece| {
+            piece.action == Action::CombineInOrder && piece.at == offset && piece.length == length
+        };
+        // The last one finds all others before it.
+        if self.pieces.get(at + 1).is_some_and(belongs) {
+            return false;
+        }
+        let first = (at + 1).saturating_sub(others);
+        let mut contributions: Vec<&[u8]> = self.pieces[first..=at]
+            .iter()
+            .filter(|piece| belongs(piece))
+            .filter_map(|piece| match &piece.state {
+                PieceState::Arrived(buffer) => Some(&buffer[..length]),
+                _ => None,
+            })
+            .collect();
+        if contributions.len() < others {
+            return false;
+        }
+        let mut own = self.mesh.take_buffer(length);
+        // SAFETY: no piece before these that is not done touches these bytes, and none after them has begun to: no link has them,
+        // and there is no other reference.
+        let into = unsafe { self.work.part(offset, length).bytes() };
+        own[..length].copy_from_slice(into);
+        contributions.insert(job.rank, &own[..length]);
+        job.reduction.combine_in_order(&contributions, into);
+        self.mesh.return_buffer(own);
+        for piece in &mut self.pieces[first..=at] {
+            if let PieceState::Arrived(buffer) =
+                std::mem::replace(&mut piece.state, PieceState::Done)
+            {
+                self.mesh.return_buffer(buffer);
+            }
+        }
+        true
+    }
+
     /// The next state of a piece that has arrived.
     fn arrived(&mut self, at: usize) -> PieceState {
         let piece = &mut self.pieces[at];
         match std::mem::replace(&mut piece.state, PieceState::Done) {
-            PieceState::Receiving(_, buffer) if piece.action == Action::Combine => {
+            PieceState::Receiving(_, buffer) if piece.action.is_combine() => {
                 PieceState::Arrived(buffer)
             }
             _ => PieceState::Done,
@@ -272,7 +317,7 @@ impl Execution<'_> {
     fn begin(&self, job: &Job<'_>, at: usize) -> std::result::Result<PieceState, PeerError> {
         let Piece { peer, action, length, part, at: offset, .. } = self.pieces[at];
         let key = Key { part, ..job.key };
-        if action == Action::Combine {
+        if action.is_combine() {
             let mut buffer = self.mesh.take_buffer(length);
             // SAFETY: the buffer is kept with the piece, and not accessed, until the receive is done or taken back.
             let into = unsafe { Target::lend(&mut buffer[..length]) };
@@ -287,7 +332,9 @@ impl Execution<'_> {
                 return Ok(PieceState::Receiving(request, vec![]));
             }
             Action::Send => self.work.source().part(offset, length),
-            Action::SendInput | Action::Combine => self.input.part(offset, length),
+            Action::SendInput | Action::Combine | Action::CombineInOrder => {
+                self.input.part(offset, length)
+            }
         };
         Ok(match self.mesh.send(peer, key, source)? {
             None => PieceState::Waiting,

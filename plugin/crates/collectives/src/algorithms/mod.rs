@@ -5,3 +5,4 @@ pub(crate) mod cost_model;
 pub(crate) mod executor;
 pub(crate) mod plan;
 pub(crate) mod reduction;
+pub(crate) mod shares;

@@ -19,11 +19,20 @@ pub(crate) enum Action {
     Store,
     /// The received data is combined with the range of the work buffer.
     Combine,
+    /// The received data is kept until that of all other ranks has arrived. Then all of it is combined with the range of the work
+    /// buffer in the order of the ranks, in which this rank has its own place. Such transfers from all other ranks, with the same
+    /// range, follow each other in a step, in the order of the ranks.
+    CombineInOrder,
 }
 
 impl Action {
     pub(crate) fn is_send(self) -> bool {
         matches!(self, Self::Send | Self::SendInput)
+    }
+
+    /// Whether the data is received into a buffer of its own.
+    pub(crate) fn is_combine(self) -> bool {
+        matches!(self, Self::Combine | Self::CombineInOrder)
     }
 }
 
@@ -98,6 +107,10 @@ fn store(peer: usize, range: &Range<usize>) -> Transfer {
 
 fn combine(peer: usize, range: &Range<usize>) -> Transfer {
     Transfer { peer, action: Action::Combine, range: range.clone() }
+}
+
+fn combine_in_order(peer: usize, range: &Range<usize>) -> Transfer {
+    Transfer { peer, action: Action::CombineInOrder, range: range.clone() }
 }
 
 /// A rank and the number of ranks.
@@ -184,6 +197,28 @@ pub(crate) fn allgather_direct(at: Position, parts: &[Range<usize>]) -> Plan {
     for step in 1..at.size {
         let (to, from) = (at.after(step), at.before(step));
         plan.step([send(to, &parts[at.rank]), store(from, &parts[from])]);
+    }
+    plan
+}
+
+/// All-reduce in which each rank owns a share: a direct reduce-scatter, then a direct all-gather. It goes in rounds, in which every
+/// share is done to the same degree, so that all links are busy in proportion to what they have to carry. A round has at most
+/// `piece` elements of a share. So a round's results are sent while the next one's contributions arrive.
+pub(crate) fn allreduce_direct(at: Position, shares: &[Range<usize>], piece: usize) -> Plan {
+    let longest = shares.iter().map(Range::len).max().unwrap_or(0);
+    let rounds = longest.div_ceil(piece.max(1)).max(1);
+    let pieces: Vec<Vec<Range<usize>>> = shares.iter().map(|share| parts(share, rounds)).collect();
+    // Each rank starts with the next one, so that they do not all start with the same one.
+    let after = || (1..at.size).map(|by| at.after(by));
+    let before = || (1..at.size).map(|by| at.before(by));
+    let others = || (0..at.size).filter(|rank| *rank != at.rank);
+    let mut plan = Plan::default();
+    for round in 0..rounds {
+        let piece = |rank: usize| &pieces[rank][round];
+        let contributions = others().map(|from| combine_in_order(from, piece(at.rank)));
+        plan.step(after().map(|to| send(to, piece(to))).chain(contributions));
+        let results = before().map(|from| store(from, piece(from)));
+        plan.step(after().map(|to| send(to, piece(at.rank))).chain(results));
     }
     plan
 }
@@ -514,7 +549,7 @@ mod tests {
                                 let transfer = lists[*peer][*other].1;
                                 transfer.peer == rank
                                     && matches!(states[*peer][*other], State::Begun)
-                                    && (transfer.action == Action::Combine
+                                    && (transfer.action.is_combine()
                                         || transfer.action == Action::Store && !blocked)
                             };
                             let theirs = current(&lists[*peer], &states[*peer]);
@@ -527,9 +562,10 @@ mod tests {
                             wires.entry((rank, *peer)).or_default().push_back(sent);
                             State::Done
                         }
-                        (State::Begun, Action::Store | Action::Combine)
-                            if *action == Action::Combine || !blocked =>
-                        {
+                        (
+                            State::Begun,
+                            Action::Store | Action::Combine | Action::CombineInOrder,
+                        ) if action.is_combine() || !blocked => {
                             let wire = wires.entry((*peer, rank)).or_default();
                             let Some(message) = wire.pop_front() else { continue };
                             assert_eq!(message.len(), range.len(), "lengths of send and receive");
@@ -638,6 +674,11 @@ mod tests {
         for base in [2, 3, 4, 8] {
             is_allreduce(|at, count| allreduce_bcube(at, count, base));
         }
+        for rounds in [1, 3] {
+            is_allreduce(|at, count| {
+                allreduce_direct(at, &uneven(at.size, count), count.div_ceil(rounds))
+            });
+        }
     }
 
     /// Ranks are spread over hosts of any sizes, in any order.
@@ -684,6 +725,24 @@ mod tests {
             assert_eq!(bytes(&allreduce_ring(at, 4800)), minimum);
             assert_eq!(bytes(&allreduce_halving_doubling(at, 4800)), minimum);
             assert_eq!(bytes(&allreduce_bcube(at, 4800, 4)), minimum);
+        }
+    }
+
+    #[test]
+    fn direct_allreduce_loads_a_link_by_its_share() {
+        let shares = consecutive(&[100, 0, 400, 500]);
+        for (rank, share) in shares.iter().enumerate() {
+            let plan = allreduce_direct(Position { rank, size: 4 }, &shares, 60);
+            for sends in [true, false] {
+                let all = plan.steps().iter().flatten();
+                let all = all.filter(|one| one.action.is_send() == sends);
+                let elements: usize = all.map(|one| one.range.len()).sum();
+                assert_eq!(elements, 1000 + 2 * share.len(), "{rank}");
+            }
+            // Nine rounds of the longest share, each with a tenth of this one at most.
+            assert_eq!(plan.steps().len(), 2 * 9);
+            let longest = plan.steps().iter().flatten().map(|one| one.range.len()).max();
+            assert_eq!(longest, Some(56));
         }
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use bytemuck::Pod;
-use evenkeel_reduction_kernels::{DataType, Op, reduce_in_place};
+use evenkeel_reduction_kernels::{DataType, Op, reduce, reduce_in_place};
 
 /// A reduction, which combines the ranks' contributions element by element. It must be associative and commutative.
 #[derive(Clone, Copy)]
@@ -16,7 +16,8 @@ enum Inner<'a> {
 }
 
 impl<'a> Reduction<'a> {
-    /// A predefined reduction on elements of a type. Floats of less than 32 bits are rounded after each step.
+    /// A predefined reduction on elements of a type. Floats of less than 32 bits are rounded after each step, except in
+    /// [`Algorithm::Direct`](crate::Algorithm::Direct), which rounds once.
     pub fn of(kind: DataType, op: Op) -> Self {
         Self(Inner::Of(kind, op))
     }
@@ -29,6 +30,11 @@ impl<'a> Reduction<'a> {
     pub fn custom(bytes: usize, combine: &'a (dyn Fn(&mut [u8], &[u8]) + Sync)) -> Self {
         assert!(bytes > 0, "an element of no bytes");
         Self(Inner::Custom(bytes, combine))
+    }
+
+    /// For operations that only move bytes.
+    pub(crate) fn none() -> Self {
+        Self::custom(1, &|_, _| {})
     }
 
     /// Bytes of an element.
@@ -60,6 +66,23 @@ impl<'a> Reduction<'a> {
             // Both sides hold the same whole number of elements, so there is no error.
             Inner::Of(kind, op) => drop(reduce_in_place(kind, op, into, &[other])),
             Inner::Custom(_, combine) => combine(into, other),
+        }
+    }
+
+    /// Combines contributions of the same whole number of elements, in this order, into a buffer of the same length. Floats of less
+    /// than 32 bits are rounded once, in the end.
+    pub(crate) fn combine_in_order(&self, contributions: &[&[u8]], into: &mut [u8]) {
+        match self.0 {
+            // All have the same length, and there is at least one, so there is no error.
+            Inner::Of(kind, op) => drop(reduce(kind, op, contributions, into)),
+            Inner::Custom(_, combine) => {
+                for (number, contribution) in contributions.iter().enumerate() {
+                    match number {
+                        0 => into.copy_from_slice(contribution),
+                        _ => combine(into, contribution),
+                    }
+                }
+            }
         }
     }
 }
@@ -119,5 +142,7 @@ mod tests {
         let mut into = [1, 2];
         own.combine(&mut into, &[3, 4]);
         assert_eq!((into, own.element()), ([0x13, 0x24], 1));
+        own.combine_in_order(&[&[5, 6], &[1, 2], &[3, 4]], &mut into);
+        assert_eq!(into, [0x13 | 0x50 << 4 & 0xff, 0x24 | 0x60 << 4 & 0xff]);
     }
 }

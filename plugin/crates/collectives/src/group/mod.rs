@@ -44,6 +44,8 @@ pub struct Group {
     /// The ranks of each host.
     hosts: Vec<Vec<usize>>,
     timeout: Duration,
+    /// The rates of the ranks' links, once all ranks have set theirs.
+    link_rates: Mutex<Option<Arc<[u64]>>>,
     /// Number of groups that have been made of the same members.
     made: Mutex<HashMap<Vec<usize>, u64>>,
     /// The operations that were started, those that wait for their turn, and the numbers of the next ones.
@@ -110,6 +112,7 @@ impl Group {
             rank,
             id,
             timeout,
+            link_rates: Mutex::default(),
             made: Mutex::default(),
             queues: Arc::default(),
             first_sender: AtomicUsize::new(0),
@@ -214,6 +217,9 @@ impl Group {
         let mesh = Arc::clone(&self.mesh);
         let mut group = Self::of(mesh, members, rank, digest(&identity), self.timeout);
         group.is_sub_group = true;
+        let rates = self.link_rates();
+        let rates = rates.map(|rates| ranks.iter().map(|rank| rates[*rank]).collect());
+        *lock(&group.link_rates) = rates;
         Ok(Some(group))
     }
 
@@ -223,17 +229,37 @@ impl Group {
     /// As any operation.
     pub fn split(&self, color: Option<u32>, call: &Call) -> Result<Option<Self>> {
         let own = color.map_or(u64::MAX, u64::from);
-        let mut colors = vec![0; 8 * self.size()];
-        colors[8 * self.rank..][..8].copy_from_slice(&own.to_le_bytes());
-        self.allgather(&mut colors, call)?;
-        let (colors, _) = colors.as_chunks::<8>();
-        let same: Vec<usize> = colors
-            .iter()
-            .enumerate()
-            .filter(|(_, other)| u64::from_le_bytes(**other) == own)
-            .map(|(rank, _)| rank)
-            .collect();
+        let colors = self.gather_numbers(own, call)?;
+        let same: Vec<usize> = (0..self.size()).filter(|rank| colors[*rank] == own).collect();
         if color.is_some() { self.sub_group(&same) } else { Ok(None) }
+    }
+
+    /// Sets the rate at which this rank's host can send and receive, in any unit that all ranks share, such as Mbit/s. All ranks call
+    /// it, with no other operation in progress. From then on [`Algorithm::Direct`](crate::Algorithm::Direct) gives each rank a share
+    /// of the buffer that fits its link, and an all-reduce takes that algorithm where it is faster. 0 is a rate that is not known: if
+    /// any rank sets it, the shares are equal again.
+    ///
+    /// The groups that are made of this one afterwards have the same rates. The group that [`Group::reconfigure`] returns has none.
+    ///
+    /// # Errors
+    /// As any operation.
+    pub fn set_link_rate(&self, rate: u64, call: &Call) -> Result<()> {
+        let rates = self.gather_numbers(rate, call)?;
+        *lock(&self.link_rates) = (!rates.contains(&0)).then(|| rates.into());
+        Ok(())
+    }
+
+    /// The rates of the ranks' links, if all ranks have set theirs.
+    fn link_rates(&self) -> Option<Arc<[u64]>> {
+        lock(&self.link_rates).clone()
+    }
+
+    /// A number of each rank, at all ranks.
+    fn gather_numbers(&self, own: u64, call: &Call) -> Result<Vec<u64>> {
+        let mut bytes = vec![0; 8 * self.size()];
+        bytes[8 * self.rank..][..8].copy_from_slice(&own.to_le_bytes());
+        self.allgather(&mut bytes, call)?;
+        Ok(bytes.as_chunks::<8>().0.iter().map(|number| u64::from_le_bytes(*number)).collect())
     }
 
     fn renumbered(&self, error: Error) -> Error {
@@ -411,7 +437,7 @@ mod tests {
     fn many_ranks_share_a_process() {
         run_ranks(32, &TransportKind::SharedMemory, |group| {
             assert_eq!(
-                cost_model::default_allreduce(32, 8, 1),
+                cost_model::default_allreduce(32, 8, 1, None),
                 crate::Algorithm::RecursiveDoubling
             );
             let mut data = [group.rank() as i64];

@@ -6,9 +6,10 @@ use std::sync::atomic::Ordering;
 use crate::Op;
 use crate::algorithms::algorithm::Algorithm;
 use crate::algorithms::cost_model;
-use crate::algorithms::executor::{Combine, Job, execute};
+use crate::algorithms::executor::{Job, execute};
 use crate::algorithms::plan::{self, Plan, Position, consecutive};
 use crate::algorithms::reduction::{Element, Reduction};
+use crate::algorithms::shares::shares;
 use crate::codec::digest;
 use crate::error::{Error, Result};
 use crate::links::link::{Key, Kind};
@@ -21,6 +22,11 @@ use super::{Call, Group, Sequence};
 const MAX_PIECE: usize = 512 << 10;
 /// The same over TCP within a host. There the processors limit all ranks, and what matters is how often they wait for each other.
 const MAX_PIECE_ON_HOST: usize = 1 << 20;
+/// Maximum number of bytes of the contributions to a share that a rank holds until all have arrived, in each round. It holds those of
+/// two rounds at most.
+const MAX_CONTRIBUTIONS: usize = 8 << 20;
+/// A piece of a direct all-reduce is not shorter for them than this: each message costs its sender and receiver time.
+const MIN_DIRECT_PIECE: usize = 64 << 10;
 /// The piece of an algorithm that does not cut its messages: the longest message.
 const UNCUT_PIECE: usize = MAX_MESSAGE_BYTES;
 
@@ -33,16 +39,18 @@ impl Group {
     pub fn allreduce(&self, data: &mut [u8], reduction: &Reduction<'_>, call: &Call) -> Result<()> {
         let count = elements(data.len(), reduction)?;
         let hosts = self.hosts();
-        let algorithm = call
-            .algorithm
-            .unwrap_or_else(|| cost_model::default_allreduce(self.size(), data.len(), hosts.len()));
+        let rates = self.link_rates();
+        let algorithm = call.algorithm.unwrap_or_else(|| {
+            cost_model::default_allreduce(self.size(), data.len(), hosts.len(), rates.as_deref())
+        });
+        let mut must_agree = 0;
         let piece = if algorithm == Algorithm::Ring { UNCUT_PIECE } else { self.max_piece() };
         let plan = match algorithm {
             Algorithm::Hierarchical => {
                 plan::allreduce_hierarchical(self.position(), count, hosts, |place, part| {
                     let bytes = part * reduction.element();
                     flat_plan(
-                        cost_model::default_allreduce(place.size, bytes, place.size),
+                        cost_model::default_allreduce(place.size, bytes, place.size, None),
                         place,
                         part,
                     )
@@ -51,10 +59,20 @@ impl Group {
             Algorithm::Bcube { base } if base < 2 => {
                 return Err(Error::argument(format!("bcube with base {base}: 2 or more")));
             }
+            Algorithm::Direct => {
+                let even = || std::iter::repeat_n(1, self.size()).collect();
+                let rates = rates.unwrap_or_else(even);
+                // Ranks with other rates would send ranges of the same lengths for other parts of the buffer.
+                must_agree = rates_digest(&rates);
+                let most = MAX_CONTRIBUTIONS / self.size();
+                let bytes = most.max(MIN_DIRECT_PIECE).min(self.max_piece());
+                let shares = shares(&rates, count);
+                plan::allreduce_direct(self.position(), &shares, bytes / reduction.element())
+            }
             algorithm => flat_plan(algorithm, self.position(), count),
         };
         let called = Called::of("allreduce", data.len(), data.len());
-        self.reduce_with(called, &plan, piece, data, reduction, call)
+        self.reduce_with((called, must_agree), &plan, piece, data, reduction, call)
     }
 
     /// [`Group::allreduce`] of numbers.
@@ -81,7 +99,7 @@ impl Group {
         let chain = cost_model::prefers_chain(self.size(), data.len(), self.max_piece());
         let plan = if chain { plan::reduce_chain } else { plan::reduce_tree };
         self.reduce_with(
-            Called::of("reduce", data.len(), data.len()).with(root),
+            (Called::of("reduce", data.len(), data.len()).with(root), root),
             &plan(self.position(), count, root),
             self.max_piece(),
             data,
@@ -110,7 +128,7 @@ impl Group {
         let own = &parts[self.rank];
         let own = own.start * reduction.element()..own.end * reduction.element();
         let called = Called::of("reduce_scatter", data.len(), own.len());
-        self.reduce_with(called, &plan, self.max_piece(), data, reduction, call)?;
+        self.reduce_with((called, 0), &plan, self.max_piece(), data, reduction, call)?;
         Ok(own)
     }
 
@@ -305,20 +323,19 @@ impl Group {
         Ok(consecutive(lengths))
     }
 
+    /// `must_agree` is the operation's root, or what else all ranks must pass alike; 0 if there is nothing.
     fn reduce_with(
         &self,
-        called: Called,
+        (called, must_agree): (Called, usize),
         plan: &Plan,
         piece: usize,
         data: &mut [u8],
         reduction: &Reduction<'_>,
         call: &Call,
     ) -> Result<()> {
-        let combine = |into: &mut [u8], other: &[u8]| reduction.combine(into, other);
-        let cut = (reduction.element(), piece);
         let called = Called { data_type: reduction.data_type(), ..called };
-        let key = self.operation(digest_of(&called, reduction.code()), call);
-        self.run(called, key, plan, cut, &[], data, (&combine, call))
+        let key = self.operation(digest_of(called.what, must_agree, reduction.code()), call);
+        self.run(called, key, plan, piece, &[], data, (reduction, call))
     }
 
     /// As [`Group::reduce_with`], without a reduction.
@@ -332,12 +349,12 @@ impl Group {
     ) -> Result<()> {
         self.run(
             called,
-            self.operation(digest_of(&called, [0; 2]), call),
+            self.operation(digest_of(called.what, called.peer.unwrap_or(0), [0; 2]), call),
             plan,
-            (1, self.max_piece()),
+            self.max_piece(),
             input,
             work,
-            (&|_, _| {}, call),
+            (&Reduction::none(), call),
         )
     }
 
@@ -368,21 +385,21 @@ impl Group {
         called: Called,
         key: Key,
         plan: &Plan,
-        (element, piece): (usize, usize),
+        piece: usize,
         input: &[u8],
         work: &mut [u8],
-        (combine, call): (Combine<'_>, &Call),
+        (reduction, call): (&Reduction<'_>, &Call),
     ) -> Result<()> {
         self.check_usable()?;
         let job = Job {
             mesh: &self.mesh,
             members: &self.members,
+            rank: self.rank,
             key,
             what: called.what,
             timeout: call.timeout.unwrap_or(self.timeout),
-            element,
+            reduction,
             piece,
-            combine,
         };
         let (sequence, number) = match (key.kind, called.peer) {
             (Kind::Message, Some(to)) => {
@@ -401,11 +418,16 @@ impl Group {
 }
 
 /// The digest of what all ranks must call alike. Not 0, which earlier versions sent.
-fn digest_of(called: &Called, reduction: [u8; 2]) -> u16 {
-    let root = called.peer.unwrap_or(0) as u32;
-    let all = [called.what.as_bytes(), &root.to_le_bytes(), &reduction].concat();
+fn digest_of(what: &str, must_agree: usize, reduction: [u8; 2]) -> u16 {
+    let all = [what.as_bytes(), &(must_agree as u32).to_le_bytes(), &reduction].concat();
     let digest = digest(&all);
     ((digest ^ digest >> 16 ^ digest >> 32 ^ digest >> 48) as u16).max(1)
+}
+
+/// The digest of the rates that ranks use for the shares of an all-reduce.
+fn rates_digest(rates: &[u64]) -> usize {
+    let bytes: Vec<u8> = rates.iter().flat_map(|rate| rate.to_le_bytes()).collect();
+    digest(&bytes) as usize
 }
 
 fn elements(bytes: usize, reduction: &Reduction<'_>) -> Result<usize> {
@@ -432,6 +454,7 @@ fn flat_plan(algorithm: Algorithm, at: Position, count: usize) -> Plan {
         Algorithm::HalvingDoubling => plan::allreduce_halving_doubling(at, count),
         Algorithm::RecursiveDoubling => plan::allreduce_recursive_doubling(at, count),
         Algorithm::Bcube { base } => plan::allreduce_bcube(at, count, base),
+        Algorithm::Direct => plan::allreduce_direct(at, &plan::parts(&(0..count), at.size), count),
         Algorithm::Hierarchical => {
             let alone = vec![(0..at.size).collect()];
             plan::allreduce_hierarchical(at, count, &alone, plan::allreduce_recursive_doubling)
@@ -444,8 +467,13 @@ mod tests {
     use super::*;
     use crate::test_support::{run_ranks, run_ranks_with, transports};
     use crate::{Auto, DataType, ErrorKind, Tcp, TransportKind};
+    use evenkeel_reduction_kernels::reduce;
+    use evenkeel_testkit::TestRng;
+    use evenkeel_transport::sync::lock;
+    use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
     use std::thread;
+    use std::time::Duration;
 
     const SUM: fn() -> Reduction<'static> = || Reduction::of(DataType::Int64, Op::Sum);
 
@@ -608,6 +636,118 @@ mod tests {
         });
     }
 
+    /// Random bits of an element: numbers of all magnitudes, infinities and NaNs of every kind.
+    fn bits(kind: DataType, rank: usize, count: usize) -> Vec<u8> {
+        TestRng::new(rank as u64).bytes(count * kind.bytes())
+    }
+
+    /// What the owner of any share must compute: the contributions in the order of the ranks, rounded once.
+    fn reduced_in_order(kind: DataType, op: Op, size: usize, count: usize) -> Vec<u8> {
+        let inputs: Vec<Vec<u8>> = (0..size).map(|rank| bits(kind, rank, count)).collect();
+        let sources: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
+        let mut into = vec![0; count * kind.bytes()];
+        reduce(kind, op, &sources, &mut into).unwrap();
+        into
+    }
+
+    fn direct() -> Call {
+        Call::default().algorithm(Algorithm::Direct)
+    }
+
+    /// The result has the bits of a reduction in the order of the ranks, whoever owns which share.
+    #[test]
+    fn direct_allreduce_has_the_same_bits_for_all_shares() {
+        const COUNT: usize = 257;
+        for size in 2..=9 {
+            run_ranks(size, &TransportKind::SharedMemory, |group| {
+                let me = group.rank();
+                let rates: [&dyn Fn(usize) -> u64; 4] = [
+                    &|_| 1,
+                    &|rank| 100 + rank as u64 * 10,
+                    &|rank| if rank == size / 2 { 6 } else { 10 },
+                    &|rank| if rank == 0 { 1000 } else { 1 },
+                ];
+                for rate in rates {
+                    group.set_link_rate(rate(me), &Call::default()).unwrap();
+                    for kind in DataType::ALL {
+                        for op in Op::ALL {
+                            let mut data = bits(kind, me, COUNT);
+                            group
+                                .allreduce(&mut data, &Reduction::of(kind, op), &direct())
+                                .unwrap();
+                            let want = reduced_in_order(kind, op, size, COUNT);
+                            assert!(data == want, "{kind:?} {op:?}, {size} ranks");
+                        }
+                    }
+                }
+            });
+        }
+    }
+
+    /// In several rounds, over all transports; some ranks own nothing.
+    #[test]
+    fn direct_allreduce_of_any_length_sums_with_uneven_shares() {
+        for transport in transports() {
+            for (size, rates) in [(1, &[5][..]), (2, &[1, 9]), (3, &[2, 4, 5]), (4, &[9, 9, 1, 8])]
+            {
+                run_ranks(size, &transport, |group| {
+                    group.set_link_rate(rates[group.rank()], &Call::default()).unwrap();
+                    for count in [0, 1, 3, 5000, 600_001] {
+                        let mut data = contribution(group.rank(), count);
+                        group.allreduce_of(&mut data, Op::Sum, &direct()).unwrap();
+                        assert!(data == total(size, count), "{size} ranks, {count} elements");
+                    }
+                });
+            }
+        }
+    }
+
+    /// Members of a sub-group keep their rates, in its order. Without the rate of one rank, the shares are equal again.
+    #[test]
+    fn link_rates_follow_the_ranks() {
+        run_ranks(4, &TransportKind::SharedMemory, |group| {
+            let call = Call::default();
+            assert_eq!(group.link_rates(), None);
+            group.set_link_rate(10 + group.rank() as u64, &call).unwrap();
+            assert_eq!(group.link_rates().as_deref(), Some(&[10, 11, 12, 13][..]));
+            if let Some(some) = group.sub_group(&[3, 0, 2]).unwrap() {
+                assert_eq!(some.link_rates().as_deref(), Some(&[13, 10, 12][..]));
+                let mut data = contribution(some.rank(), 1000);
+                some.allreduce_of(&mut data, Op::Sum, &direct()).unwrap();
+                assert!(data == total(3, 1000));
+            }
+            group.set_link_rate(if group.rank() == 2 { 0 } else { 5 }, &call).unwrap();
+            assert_eq!(group.link_rates(), None);
+        });
+    }
+
+    /// The lengths of the shares agree between the two ranks, so only their rates differ.
+    #[test]
+    fn different_link_rates_are_a_mismatch() {
+        run_ranks(2, &TransportKind::SharedMemory, |group| {
+            *lock(&group.link_rates) = Some(Arc::from([1, 2 + group.rank() as u64]));
+            let done = group.allreduce_of(&mut [1i64; 8], Op::Sum, &direct());
+            let error = done.and_then(|()| group.barrier(&Call::default())).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+        });
+    }
+
+    #[test]
+    fn lost_owner_of_a_share_is_named() {
+        for transport in transports() {
+            run_ranks(4, &transport, |group| {
+                group.set_link_rate(10 + group.rank() as u64, &Call::default()).unwrap();
+                if group.rank() != 3 {
+                    let call = direct().timeout(Duration::from_secs(5));
+                    let mut data = vec![1i64; 100_000];
+                    let error = group.allreduce_of(&mut data, Op::Sum, &call).unwrap_err();
+                    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+                    assert_eq!(error.ranks(), [3], "{error}");
+                }
+            });
+        }
+    }
+
     #[test]
     fn custom_reduction_is_applied() {
         run_ranks(3, &TransportKind::SharedMemory, |group| {
@@ -616,8 +756,10 @@ mod tests {
             };
             let mut data = [group.rank() as u8, 9 - group.rank() as u8];
             let own = Reduction::custom(1, &larger);
-            group.allreduce(&mut data, &own, &Call::default()).unwrap();
-            assert_eq!(data, [2, 9]);
+            for call in [Call::default(), direct()] {
+                group.allreduce(&mut data, &own, &call).unwrap();
+                assert_eq!(data, [2, 9]);
+            }
         });
     }
 

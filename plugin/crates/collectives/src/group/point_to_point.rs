@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::algorithms::plan::Plan;
+use crate::algorithms::reduction::Reduction;
 use crate::error::{Error, Result};
 use crate::group::receive::MessageReceive;
 use crate::links::link::{Key, Kind};
@@ -29,10 +30,10 @@ impl Group {
             Called::of("send", bytes.len(), 0).with(to),
             self.message_key(call),
             &plan,
-            (1, max_part),
+            max_part,
             bytes,
             &mut [],
-            (&|_, _| {}, call),
+            (&Reduction::none(), call),
         )
     }
 

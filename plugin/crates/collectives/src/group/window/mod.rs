@@ -14,6 +14,7 @@ use evenkeel_transport::sync::lock;
 
 use crate::algorithms::executor::{Job, execute};
 use crate::algorithms::plan::{Action, Plan, Transfer};
+use crate::algorithms::reduction::Reduction;
 use crate::error::{Error, Result};
 use crate::group::receive::MessageReceive;
 use crate::links::matching::MAX_MESSAGE_BYTES;
@@ -163,12 +164,12 @@ impl Window {
         let job = Job {
             mesh: &self.state.mesh,
             members: &self.members,
+            rank: self.rank,
             key: self.state.key(tag),
             what: "window",
             timeout: self.timeout,
-            element: 1,
+            reduction: &Reduction::none(),
             piece: MAX_MESSAGE_BYTES,
-            combine: &|_, _| {},
         };
         let transfer = Transfer { peer: rank, action: Action::SendInput, range: 0..bytes.len() };
         let sent = execute(&job, &Plan::single(transfer), bytes, &mut []);
