@@ -1,5 +1,6 @@
 //! Re-pathing: when to try other paths, and which flows to close for them.
 
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 /// How long the flows are measured before a decision.
@@ -124,7 +125,8 @@ impl FlowStats {
 
 impl Repath {
     /// For a connection that should have this many flows.
-    pub fn new(flows: usize) -> Self {
+    pub fn new(flows: NonZeroUsize) -> Self {
+        let flows = flows.get();
         Self {
             flows,
             first_flows: flows,
@@ -264,6 +266,8 @@ impl Repath {
 mod tests {
     use super::*;
 
+    const FOUR: NonZeroUsize = NonZeroUsize::new(4).unwrap();
+
     /// The interval at which connections call `tick`.
     const TICK: Duration = Duration::from_millis(125);
 
@@ -379,7 +383,7 @@ mod tests {
 
     impl Ring {
         fn new(ranks: usize, links: &[f64], phase: Duration, left: f64) -> Self {
-            let rank = |rank| (Network::new(links, 4, rank as u64 * 7919 + 1), Repath::new(4));
+            let rank = |rank| (Network::new(links, 4, rank as u64 * 7919 + 1), Repath::new(FOUR));
             Self { ranks: (0..ranks).map(rank).collect(), now: Duration::ZERO, phase, left }
         }
 
@@ -416,7 +420,7 @@ mod tests {
         for seed in 1..=200 {
             let mut network = Network::new(&[125e6; 4], 4, seed * 7919);
             before += network.rate() / 500e6;
-            let mut repath = Repath::new(4);
+            let mut repath = Repath::new(FOUR);
             after +=
                 run(&mut network, &mut repath, Duration::ZERO, Duration::from_secs(5)).0 / 500e6;
         }
@@ -432,7 +436,7 @@ mod tests {
         let rates: Vec<_> = (1..=200)
             .map(|seed| {
                 let mut network = Network::new(&links, 4, seed * 7919);
-                let mut repath = Repath::new(4);
+                let mut repath = Repath::new(FOUR);
                 let five = Duration::from_secs(5);
                 run(&mut network, &mut repath, Duration::ZERO, five).0 / sum
             })
@@ -446,7 +450,7 @@ mod tests {
     fn repath_keeps_no_more_flows_than_are_granted() {
         let mut network = Network::new(&[125e6; 4], 4, 3);
         network.flows.iter_mut().for_each(|flow| flow.1 = 0);
-        let mut repath = Repath::new(4);
+        let mut repath = Repath::new(FOUR);
         let mut asked = Vec::new();
         for step in 1..100 {
             network.pass(TICK, network.rate(), 1.0);
@@ -470,7 +474,7 @@ mod tests {
     #[test]
     fn repath_backs_off_after_failed_trials() {
         let mut network = Network::new(&[125e6], 4, 1);
-        let mut repath = Repath::new(4);
+        let mut repath = Repath::new(FOUR);
         let ten = Duration::from_secs(10);
         let (_, crowded) = run(&mut network, &mut repath, Duration::ZERO, ten);
         assert!(crowded < 0.25, "{crowded}");
@@ -513,7 +517,7 @@ mod tests {
     #[test]
     fn repath_reacts_soon_to_a_lower_rate() {
         let mut network = Network::new(&[125e6; 4], 4, 3);
-        let mut repath = Repath::new(4);
+        let mut repath = Repath::new(FOUR);
         run(&mut network, &mut repath, Duration::ZERO, Duration::from_secs(60));
         // All flows end up on one link, as after an outage of the others.
         network.flows.iter_mut().for_each(|flow| flow.1 = 0);
@@ -533,7 +537,7 @@ mod tests {
             ([full, dip, dip, dip, full], 4),
         ] {
             let mut network = Network::new(&[125e6], 4, 1);
-            let mut repath = Repath::new(4);
+            let mut repath = Repath::new(FOUR);
             let mut now = Duration::from_secs(60);
             run(&mut network, &mut repath, Duration::ZERO, now);
             let opened_by_period = periods.map(|(rate, busy)| {
@@ -547,7 +551,7 @@ mod tests {
 
     #[test]
     fn repath_ends_a_harmful_trial_at_once() {
-        let mut repath = Repath::new(4);
+        let mut repath = Repath::new(FOUR);
         let mut network = Network::new(&[125e6], 4, 1);
         let mut now = Duration::ZERO;
         let mut step = |network: &mut Network, rate: f64| {
@@ -566,7 +570,7 @@ mod tests {
     #[test]
     fn repath_opens_fewer_flows_after_failed_trials() {
         let mut network = Network::new(&[125e6], 4, 1);
-        let mut repath = Repath::new(4);
+        let mut repath = Repath::new(FOUR);
         let opened: Vec<_> = (1..100)
             .filter_map(|step| {
                 network.pass(TICK, 125e6, 1.0);
@@ -580,7 +584,7 @@ mod tests {
     #[test]
     fn repath_opens_few_flows_on_a_slow_path() {
         let mut network = Network::new(&[30e6], 4, 1);
-        let mut repath = Repath::new(4);
+        let mut repath = Repath::new(FOUR);
         let opened = (1..4).map(|step| {
             network.pass(TICK, 30e6, 1.0);
             network.apply_tick(&mut repath, step * TICK)
@@ -590,7 +594,7 @@ mod tests {
 
     #[test]
     fn repath_waits_while_all_flows_are_lost() {
-        let mut repath = Repath::new(4);
+        let mut repath = Repath::new(FOUR);
         for step in 0..10 {
             assert_eq!(repath.tick(step * TICK, true, &[]), RepathAction::Nothing);
         }
@@ -598,7 +602,7 @@ mod tests {
 
     #[test]
     fn repath_leaves_idle_connections_alone() {
-        let mut repath = Repath::new(4);
+        let mut repath = Repath::new(FOUR);
         let network = Network::new(&[125e6], 4, 1);
         let flows: Vec<_> = network.flows.iter().map(|flow| flow.0).collect();
         for step in 0..100 {

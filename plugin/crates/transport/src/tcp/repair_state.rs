@@ -1,5 +1,6 @@
 //! What a sender keeps about the repair of its flows.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -40,7 +41,7 @@ pub(crate) struct RepairState {
 }
 
 impl RepairState {
-    /// For a connection that starts with this number of flows.
+    /// For a connection that starts with this number of flows. It should have one at least.
     pub(crate) fn new(flows: u32, extra_flows: ExtraFlowsLease) -> Self {
         Self {
             dials: Vec::new(),
@@ -53,7 +54,7 @@ impl RepairState {
             cause: String::new(),
             had_retransmits: false,
             was_idle: false,
-            repath: Repath::new(flows as usize),
+            repath: Repath::new(NonZeroUsize::new(flows as usize).unwrap_or(NonZeroUsize::MIN)),
             next_ping: None,
             extra_flows,
         }
