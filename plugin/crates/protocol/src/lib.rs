@@ -7,7 +7,8 @@
 //!
 //! `tcp`: the [`Scheduler`] cuts messages into chunks. Whichever flow can take bytes takes the next chunk. A
 //! [`ChunkHeader`] precedes the chunk on the same flow, so the receiver's [`Reassembly`] can place the bytes whatever
-//! flow carries them and in whatever order. Complete messages are acknowledged in the other direction. The sender keeps
+//! flow carries them and in whatever order. The [`Receiver`] of a connection decides which message goes where, what is
+//! written to the sender, and what ends the connection. Complete messages are acknowledged in the other direction. The sender keeps
 //! a message until then: when a flow fails, what it may not have delivered is retransmitted on others.
 //!
 //! `rdma`: messages are written by queue pairs. A single TCP connection, the control connection, carries
@@ -52,6 +53,10 @@ pub use tcp::flow_count::FlowCount;
 pub use tcp::frame::{ChunkHeader, FRAME_BYTES, Frame, FrameError, checksum};
 pub use tcp::pacing::{Pacer, Progress};
 pub use tcp::reassembly::{ChunkAction, CompletedMessage, Reassembly, ReassemblyError};
+pub use tcp::receiver::{
+    AddedFlow, FlowEnd, FlowId, PostedBuffer, Received, Receiver, RecvEvent, RecvFailure,
+    RecvTimeouts, RecvWaits, Reserve,
+};
 pub use tcp::recv_codec::{Abandoned, Part, RecvCodec, RecvError, RecvStep, Room};
 pub use tcp::refusals::Refusals;
 pub use tcp::repath::{FlowStats, Repath, RepathAction};

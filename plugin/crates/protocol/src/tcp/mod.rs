@@ -5,6 +5,7 @@ pub(crate) mod flow_count;
 pub(crate) mod frame;
 pub(crate) mod pacing;
 pub(crate) mod reassembly;
+pub(crate) mod receiver;
 pub(crate) mod recv_codec;
 pub(crate) mod refusals;
 pub(crate) mod repath;

@@ -99,8 +99,6 @@ pub struct Reassembly<T> {
     acked: u64,
     /// Bytes of complete messages that are not acknowledged.
     unacked_bytes: u64,
-    /// The first incomplete message at the last call of [`Reassembly::ack_if_idle`].
-    seen: u64,
     /// Whether the peer waits for a message that is not acknowledged.
     ack_wanted: bool,
     /// Empty sets for reuse, so that a message needs no allocation.
@@ -127,7 +125,6 @@ impl<T> Default for Reassembly<T> {
             first: 0,
             acked: 0,
             unacked_bytes: 0,
-            seen: 0,
             ack_wanted: false,
             spare: Vec::new(),
         }
@@ -231,26 +228,14 @@ impl<T: Clone> Reassembly<T> {
         self.posted.get_mut(index)
     }
 
-    /// The acknowledgement to send before more is read, if one is due: all messages below this number are complete.
-    pub fn ack_overdue(&mut self) -> Option<u64> {
-        let due =
-            self.unacked_bytes >= LAZY_ACK_BYTES || self.first - self.acked >= LAZY_ACK_MESSAGES;
-        due.then(|| self.ack())
+    /// Whether an acknowledgement is to be sent before more is read.
+    pub fn is_ack_overdue(&self) -> bool {
+        self.unacked_bytes >= LAZY_ACK_BYTES || self.first - self.acked >= LAZY_ACK_MESSAGES
     }
 
-    /// The acknowledgement to send when there is nothing more to read, if one is due. One for several messages costs less.
-    pub fn ack_due(&mut self) -> Option<u64> {
-        if self.ack_wanted && self.acked < self.first {
-            return Some(self.ack());
-        }
-        self.ack_overdue()
-    }
-
-    /// The acknowledgement to send if no message was completed since the last call and some are not acknowledged. It is to
-    /// be called now and then, so that an idle sender's last messages are acknowledged too.
-    pub fn ack_if_idle(&mut self) -> Option<u64> {
-        let before = std::mem::replace(&mut self.seen, self.first);
-        (before == self.first && self.acked < self.first).then(|| self.ack())
+    /// Whether an acknowledgement is to be sent when there is nothing more to read. One for several messages costs less.
+    pub fn is_ack_due(&self) -> bool {
+        self.ack_wanted && self.is_ack_left() || self.is_ack_overdue()
     }
 
     /// Whether complete messages are not acknowledged yet.
@@ -258,14 +243,14 @@ impl<T: Clone> Reassembly<T> {
         self.acked < self.first
     }
 
-    /// Whether all messages below this number are complete.
-    pub fn has_all_below(&self, message: u64) -> bool {
-        self.first >= message
-    }
-
     /// An acknowledgement to send: all messages below this number are complete.
     pub fn ack(&mut self) -> u64 {
         (self.acked, self.unacked_bytes, self.ack_wanted) = (self.first, 0, false);
+        self.first
+    }
+
+    /// The number of the first incomplete message: all below are complete.
+    pub fn first_incomplete(&self) -> u64 {
         self.first
     }
 
@@ -386,7 +371,7 @@ mod tests {
             let header = ChunkHeader { ack_wanted, ..chunk(message, 0, total as u32, total) };
             reassembly.reserve(&header, 0).unwrap();
             reassembly.received(message, total).unwrap();
-            reassembly.ack_due()
+            reassembly.is_ack_due().then(|| reassembly.ack())
         };
         assert_eq!(receive(0, 10, false), None);
         assert_eq!(receive(1, 10, true), Some(2));
@@ -399,8 +384,7 @@ mod tests {
         reassembly.post(10, ());
         reassembly.reserve(&chunk(68, 0, 10, 10), 0).unwrap();
         reassembly.received(68, 10).unwrap();
-        assert_eq!(reassembly.ack_if_idle(), None, "more may follow");
-        assert_eq!(reassembly.ack_if_idle(), Some(69));
-        assert_eq!(reassembly.ack_if_idle(), None, "all is acknowledged");
+        assert!(!reassembly.is_ack_due() && reassembly.is_ack_left());
+        assert_eq!((reassembly.ack(), reassembly.is_ack_left()), (69, false));
     }
 }

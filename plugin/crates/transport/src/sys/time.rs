@@ -10,6 +10,11 @@ pub(crate) fn coarse_nanoseconds() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
+/// The time of [`coarse_nanoseconds`].
+pub(crate) fn coarse_time() -> Duration {
+    Duration::from_nanos(coarse_nanoseconds())
+}
+
 /// The time that all threads of this process have spent on processors.
 pub(crate) fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);

@@ -4,7 +4,6 @@ pub(crate) mod chunk_stage;
 pub(crate) mod lone_pacing;
 pub(crate) mod receiver;
 mod recv_flow;
-mod recv_queue;
 pub(crate) mod repair;
 mod repair_state;
 pub(crate) mod retransmit_buffer;

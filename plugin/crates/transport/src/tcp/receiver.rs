@@ -1,38 +1,32 @@
-//! The receiving side of a TCP connection with several flows.
+//! The receiving side of a TCP connection with several flows: its sockets, its lock and its buffers. What it does is decided
+//! by [`evenkeel_protocol::Receiver`].
 
 use std::any::Any;
-use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
-    ChunkAction, ChunkHeader, MatchStep, Reassembly, ReassemblyError, RecvCodec, Refusal, TooLong,
+    FlowEnd, FlowId, PostedBuffer, ReassemblyError, RecvEvent, RecvFailure, RecvTimeouts,
+    RecvWaits, Refusal,
 };
-
 use socket2::Socket;
 
 use crate::connection::base::{Base, Direction, InFlight, TransportKind, WORKER_QUANTUM};
 use crate::connection::recv::{Inbound, TaggedBuffer};
 use crate::connection::request::{MAX_REQUESTS, Operation, Owner, Request, Target};
-use crate::connection::unexpected::{TagMatcher, UnexpectedMemory, deliver};
+use crate::connection::unexpected::{UnexpectedMemory, deliver};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind};
 use crate::memory::buffers::RecvBuffer;
 use crate::runtime::caller_polling::SeenTurn;
 use crate::runtime::reactor::{Readiness, Registration, Source, Workers};
 use crate::runtime::work_lock::WorkLock;
-use crate::settings::Settings;
 use crate::stream::{SendHalf, Stream};
 use crate::sync::lock;
 use crate::sys;
-use crate::tcp::MAX_FLOW_SLOTS;
-use crate::tcp::chunk_stage::ChunkStage;
-use crate::tcp::recv_flow::{self, FlowEnd, ReadState, RecvFlowOwner, ReplyState};
-use crate::tcp::recv_queue::{self, CLOSED_TIMEOUT, FlowEntry, RESET_TIMEOUT};
-use crate::telemetry::counters::FlowCounters;
+use crate::tcp::recv_flow::RecvFlow;
 use crate::telemetry::metrics::{ConnectionObservation, FlowObservation, Observed};
 
 impl Inbound for TcpReceiver {
@@ -49,9 +43,9 @@ impl Inbound for TcpReceiver {
     }
 
     fn set_awaited(&self, is_awaited: bool) {
-        let queue = lock(&self.queue);
+        let locked = self.lock();
         self.base.set_awaited(is_awaited);
-        self.update_waits(&queue);
+        self.base.set_outstanding(locked.waits.outstanding);
     }
 
     fn flows(&self) -> usize {
@@ -68,32 +62,66 @@ impl Inbound for TcpReceiver {
     }
 }
 
-type RecvFlow = recv_flow::RecvFlow<TcpReceiver>;
-type RecvQueue = recv_queue::RecvQueue<RecvFlow>;
+type Engine = evenkeel_protocol::Receiver<RecvBuffer, Target, UnexpectedMemory>;
 
-/// Lock order: a flow's `reading`, then `delivering`, then `queue`, then a flow's `replies`.
+/// Maximum number of events that are taken at a time.
+const EVENTS: usize = 4;
+
 pub(crate) struct TcpReceiver {
-    base: Base,
-    workers: Arc<Workers>,
-    queue: Mutex<RecvQueue>,
+    pub(super) base: Base,
+    pub(super) workers: Arc<Workers>,
+    /// Held for no system call, and no other lock is taken meanwhile.
+    locked: Mutex<Locked>,
     /// Held while unexpected messages are copied into their buffers.
     delivering: WorkLock<()>,
     /// For timeouts of the connection. Flows have none.
     clock: Registration,
-    /// The slot that received the last bytes.
-    last_active: AtomicUsize,
     seen_turn: SeenTurn,
 }
 
-/// What to do without locks after buffers with tags have changed.
-#[derive(Default)]
-struct TagActions {
-    /// Flows with frames to write.
-    repliers: Vec<Arc<RecvFlow>>,
-    /// Flows that waited for a buffer and need not any more.
-    to_wake: Vec<Arc<RecvFlow>>,
-    /// Whether unexpected messages are to be copied into their buffers.
-    is_delivery_due: bool,
+/// The state of a receiver.
+pub(super) struct Locked {
+    pub(super) engine: Engine,
+    /// By slot.
+    flows: Vec<Option<Arc<RecvFlow>>>,
+    /// What the connection's stopwatches have been told.
+    waits: RecvWaits,
+}
+
+/// What to do after a step, without the lock.
+enum Action {
+    Complete(Target, u64),
+    Reply(Arc<RecvFlow>),
+    Read(Arc<RecvFlow>),
+    Deliver,
+    Failed(RecvFailure),
+}
+
+/// Who reads flows that waited for a buffer.
+#[derive(Clone, Copy)]
+enum Reader {
+    /// The caller, who has posted it.
+    Caller,
+    /// Their worker, or a caller that polls.
+    Worker,
+}
+
+impl Locked {
+    fn flow(&self, flow: FlowId) -> Option<Arc<RecvFlow>> {
+        let there = self.flows.get(flow.slot())?.as_ref()?;
+        (there.id == flow).then(|| Arc::clone(there))
+    }
+
+    /// What to do for this event. Nothing, if its flow is being closed.
+    fn action(&self, event: RecvEvent<Target>) -> Option<Action> {
+        Some(match event {
+            RecvEvent::Complete(target, bytes) => Action::Complete(target, bytes),
+            RecvEvent::Reply(flow) => Action::Reply(self.flow(flow)?),
+            RecvEvent::Read(flow) => Action::Read(self.flow(flow)?),
+            RecvEvent::Deliver => Action::Deliver,
+            RecvEvent::Failed(failure) => Action::Failed(failure),
+        })
+    }
 }
 
 impl TcpReceiver {
@@ -104,31 +132,20 @@ impl TcpReceiver {
         peer: SocketAddr,
         streams: Vec<Stream>,
     ) -> io::Result<Arc<Self>> {
+        let timeouts = RecvTimeouts {
+            connect: context.settings.connect_timeout,
+            recovery: context.settings.recovery_timeout,
+        };
         let receiver = Arc::new(Self {
             base: Base::new(context, Direction::Recv, TransportKind::Tcp, peer),
             workers: Arc::clone(workers),
-            queue: Mutex::new(RecvQueue {
-                reassembly: Reassembly::default(),
-                tags: TagMatcher::default(),
-                deliveries: VecDeque::new(),
-                undelivered: 0,
-                is_quiesced: false,
+            locked: Mutex::new(Locked {
+                engine: Engine::new(sys::coarse_time(), timeouts),
                 flows: Vec::new(),
-                stuck_since: None,
-                replacement_timeout: CLOSED_TIMEOUT,
-                is_sender_open: false,
-                opened: Instant::now(),
-                highest: 0,
-                last_suspect: 0,
-                last_trouble: None,
-                is_starved: false,
-                cause: String::new(),
-                closes_at: None,
-                closed: false,
+                waits: RecvWaits::default(),
             }),
             delivering: WorkLock::default(),
             clock: workers.registration(),
-            last_active: AtomicUsize::new(0),
             seen_turn: SeenTurn::default(),
         });
         receiver.clock.watch_ticks(Arc::new(Clock(Arc::clone(&receiver))));
@@ -141,7 +158,7 @@ impl TcpReceiver {
         });
         let watched = flows
             .collect::<io::Result<Vec<_>>>()
-            .and_then(|flows| flows.iter().try_for_each(|flow| receiver.watch_flow(flow)));
+            .and_then(|flows| flows.iter().try_for_each(|flow| flow.watch()));
         if let Err(error) = watched {
             receiver.close();
             return Err(error);
@@ -151,7 +168,7 @@ impl TcpReceiver {
 
     /// Whether another flow can be added.
     pub(crate) fn is_open(&self) -> bool {
-        !self.base.failed() && !lock(&self.queue).closed
+        self.lock().engine.is_open()
     }
 
     /// Adds a flow, and answers its dialer by `answer`. The flow is there before the dialer knows that it is accepted. The
@@ -170,90 +187,45 @@ impl TcpReceiver {
                 return Err(refusal);
             }
         };
-        flow.reply(|replies| {
-            let answered = answer(&flow.socket, &mut replies.half, Ok(()));
-            (replies.is_answered, replies.error) = (true, answered.err());
-        });
-        self.resend_tags(Some(&flow));
-        self.watch_flow(&flow).map_err(|error| {
-            self.flow_ended(&flow, FlowEnd::Lost(error.to_string()));
+        flow.answer(|socket, half| answer(socket, half, Ok(())));
+        self.step(|locked, _| locked.engine.handle_answered(flow.id));
+        flow.watch().map_err(|error| {
+            self.flow_ended(&flow, &FlowEnd::Lost(error.to_string()));
             Refusal::Busy
         })
     }
 
-    /// Registers a flow with its worker.
-    fn watch_flow(&self, flow: &Arc<RecvFlow>) -> io::Result<()> {
-        flow.registration.watch(&flow.socket, Arc::<RecvFlow>::clone(flow))?;
-        if flow.reading.lock().closed {
-            // The flow may have been closed before the watch began.
-            flow.registration.end(&flow.socket);
-        }
-        Ok(())
-    }
-
-    /// Assigns a slot to a flow, unless the connection is over, has too many flows, or has this one already. Nothing is
-    /// written to the flow before its dialer is answered.
+    /// Adds a flow, unless the connection is over, has too many flows, or has this one already. Nothing is written to the flow
+    /// before its dialer is answered.
     fn insert_flow(
         self: &Arc<Self>,
         number: u32,
-        stream: Stream,
+        mut stream: Stream,
         is_answered: bool,
     ) -> Result<Arc<RecvFlow>, (Refusal, Stream)> {
-        let mut queue = lock(&self.queue);
-        if queue.closed || self.base.failed() {
-            return Err((Refusal::Gone, stream));
-        }
-        if queue.flows.iter().flatten().any(|entry| entry.flow.number == number) {
-            return Err((Refusal::Inconsistent, stream));
-        }
-        let slot = queue.flows.iter().position(Option::is_none).unwrap_or(queue.flows.len());
-        // Twice as many as a sender has: this side may not know yet that some are dead.
-        if slot >= 2 * MAX_FLOW_SLOTS {
-            return Err((Refusal::Busy, stream));
-        }
-        let Stream { socket, send, recv: mut half } = stream;
-        half.read_ahead();
+        stream.recv.read_ahead();
         // While an acknowledgement is unacknowledged, the kernel sends no keepalive probes, and repeats it for a quarter of an
         // hour. Not for flows that send: a peer that does not read would end them. Fails only where there is no TCP.
-        let _ = socket.set_tcp_user_timeout(Some(self.base.context.settings.peer_timeout));
-        let flow = Arc::new(RecvFlow {
-            receiver: Arc::clone(self),
-            number,
-            slot,
-            socket,
-            registration: self.workers.registration(),
-            counters: FlowCounters::default(),
-            has_ended: AtomicBool::new(false),
-            is_woken: AtomicBool::new(false),
-            reading: WorkLock::new(ReadState {
-                half,
-                closed: false,
-                codec: RecvCodec::new(self.base.context.settings.checksum),
-                stage: ChunkStage::new(&self.workers.staging),
-                has_received: false,
-                event: None,
-            }),
-            replies: Mutex::new(ReplyState { half: send, is_answered, ..ReplyState::default() }),
-        });
-        if slot == queue.flows.len() {
-            queue.flows.push(None);
+        let peer_timeout = self.base.context.settings.peer_timeout;
+        let _ = stream.socket.set_tcp_user_timeout(Some(peer_timeout));
+        let mut locked = self.lock();
+        let added = match locked.engine.handle_flow(number, is_answered) {
+            Ok(added) => added,
+            Err(refusal) => return Err((refusal, stream)),
+        };
+        let flow = Arc::new(RecvFlow::new(Arc::clone(self), number, added.id, stream));
+        let slot = added.id.slot();
+        if slot == locked.flows.len() {
+            locked.flows.push(None);
         }
-        // A flow that is dialed again keeps its number.
-        queue.is_sender_open |= !is_answered && number > queue.highest;
-        queue.highest = queue.highest.max(number);
-        let entry = FlowEntry { flow: Arc::clone(&flow), waits_for: None, ended: false };
-        queue.flows[slot] = Some(entry);
-        if queue.stuck_since.take().is_some() {
-            self.base.counters.recovered.add(1);
-            // The sender lives. It may give this flow up before it knows that it is accepted, and tries again.
-            queue.replacement_timeout = self.base.context.settings.recovery_timeout;
-        }
+        locked.flows[slot] = Some(Arc::clone(&flow));
+        drop(locked);
+        self.base.counters.recovered.add(added.has_recovered.into());
         Ok(flow)
     }
 
     fn flows(&self) -> Vec<Arc<RecvFlow>> {
-        let queue = lock(&self.queue);
-        queue.flows.iter().flatten().map(|entry| Arc::clone(&entry.flow)).collect()
+        self.lock().flows.iter().flatten().map(Arc::clone).collect()
     }
 
     fn recv(this: &Arc<Self>, buffer: RecvBuffer) -> Result<Option<Request>, Error> {
@@ -261,12 +233,15 @@ impl TcpReceiver {
             return Err(error);
         }
         let operation = Operation::new();
-        let guard = lock(&this.queue);
-        if guard.requests() >= MAX_REQUESTS {
-            return Ok(None);
-        }
-        this.post(guard, Target::new(buffer, &operation, 0), 0);
-        Ok(Some(Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)))
+        let is_posted = this.step_by(Reader::Caller, |Locked { engine, .. }, now| {
+            let has_room = engine.requests() < MAX_REQUESTS;
+            if has_room {
+                engine.handle_buffer(now, posted(buffer, &operation, 0), 0);
+            }
+            has_room
+        });
+        let owner = || Arc::clone(this) as Arc<dyn Owner>;
+        Ok(is_posted.then(|| Request::new(operation, owner())))
     }
 
     fn recv_group(this: &Arc<Self>, group: &[TaggedBuffer<'_>]) -> Result<Option<Request>, Error> {
@@ -274,482 +249,148 @@ impl TcpReceiver {
             return Err(error);
         }
         let operation = Operation::of_group(group.len());
-        let mut guard = lock(&this.queue);
-        if guard.requests() + group.len() > MAX_REQUESTS {
-            return Ok(None);
-        }
-        match group {
-            [TaggedBuffer { buffer, tag, .. }] if guard.tags.has_common_tag(*tag) => {
-                this.post(guard, Target::new(*buffer, &operation, 0), *tag);
+        let is_posted = this.step_by(Reader::Caller, |Locked { engine, .. }, now| {
+            if engine.requests() + group.len() > MAX_REQUESTS {
+                return false;
             }
-            _ => {
-                for (index, TaggedBuffer { buffer, tag, .. }) in group.iter().enumerate() {
-                    let target = Target::new(*buffer, &operation, index);
-                    guard.tags.post(*tag, buffer.length() as u64, target);
+            match group {
+                [TaggedBuffer { buffer, tag, .. }] if engine.has_common_tag(*tag) => {
+                    engine.handle_buffer(now, posted(*buffer, &operation, 0), *tag);
                 }
-                drop(guard);
-                this.update_tags(|_| true);
-                this.update_waits(&lock(&this.queue));
-                this.check_unrecoverable(Instant::now());
+                _ => {
+                    let tagged = group.iter().enumerate().map(|(index, tagged)| {
+                        (tagged.tag, posted(tagged.buffer, &operation, index))
+                    });
+                    engine.handle_tagged_buffers(now, tagged);
+                }
             }
-        }
-        Ok(Some(Request::new(operation, Arc::clone(this) as Arc<dyn Owner>)))
+            true
+        });
+        let owner = || Arc::clone(this) as Arc<dyn Owner>;
+        Ok(is_posted.then(|| Request::new(operation, owner())))
     }
 
-    /// Posts a buffer for the next message, and reads the message if it waits for the buffer.
-    pub(super) fn post<'a>(
-        &'a self,
-        mut guard: MutexGuard<'a, RecvQueue>,
-        target: Target,
-        tag: i32,
-    ) {
-        let message = guard.post(target, tag);
-        let max = if self.workers.callers_lead() {
-            WORKER_QUANTUM
-        } else {
-            self.base.context.settings.caller_bytes
-        };
-        while let Some(flow) = guard.take_waiting(message) {
-            drop(guard);
-            flow.read(max);
-            guard = lock(&self.queue);
-        }
-        let open = guard.is_open();
-        self.update_waits(&guard);
-        drop(guard);
-        if !open {
-            self.check_unrecoverable(Instant::now());
+    /// The state, for what nothing follows from.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Locked> {
+        lock(&self.locked)
+    }
+
+    /// Tells the engine something or asks it, and then does without the lock what follows from that.
+    pub(super) fn step<T>(&self, step: impl FnOnce(&mut Locked, Duration) -> T) -> T {
+        self.step_by(Reader::Worker, step)
+    }
+
+    fn step_by<T>(&self, reader: Reader, step: impl FnOnce(&mut Locked, Duration) -> T) -> T {
+        let now = sys::coarse_time();
+        let mut locked = self.lock();
+        let outcome = step(&mut locked, now);
+        loop {
+            let mut actions = [const { None }; EVENTS];
+            let mut count = 0;
+            while count < EVENTS
+                && let Some(event) = locked.engine.poll_event()
+            {
+                actions[count] = locked.action(event);
+                count += 1;
+            }
+            self.note_waits(&mut locked);
+            let has_timeout = locked.engine.next_timeout().is_some();
+            drop(locked);
+            if has_timeout {
+                self.clock.request_tick();
+            }
+            actions.into_iter().flatten().for_each(|action| self.run(action, reader));
+            if count < EVENTS {
+                return outcome;
+            }
+            locked = self.lock();
         }
     }
 
-    /// Posts the buffers with tags that are next.
-    fn match_tags(&self, queue: &mut RecvQueue, actions: &mut TagActions) -> Result<(), TooLong> {
-        while let Some(step) = queue.tags.next_step(queue.reassembly.next())? {
-            match step {
-                MatchStep::Post { tag, buffer: target, is_advertised } => {
-                    let number = queue.post(target, tag);
-                    if is_advertised && let Some(flow) = self.reply_flow(queue) {
-                        lock(&flow.replies).buffer_tags.push_back((number, tag));
-                        actions.repliers.push(flow);
-                        actions.repliers.dedup_by(|a, b| Arc::ptr_eq(a, b));
-                    }
-                }
-                MatchStep::AskSender => {
-                    let flows = queue.flows.iter().flatten();
-                    for flow in flows.map(|entry| Arc::clone(&entry.flow)) {
-                        lock(&flow.replies).tags_differ_from = queue.tags.asked_from();
-                        actions.repliers.push(flow);
-                    }
-                }
-                MatchStep::Deliver(delivery) => {
-                    queue.push_delivery(delivery);
-                    actions.is_delivery_due = true;
-                }
+    fn run(&self, action: Action, reader: Reader) {
+        match (action, reader) {
+            (Action::Complete(target, bytes), _) => {
+                target.complete(bytes);
+                self.base.notify();
             }
+            (Action::Reply(flow), _) => flow.reply(),
+            (Action::Read(flow), Reader::Worker) => flow.wake_worker(),
+            (Action::Read(flow), Reader::Caller) => flow.read(match self.workers.callers_lead() {
+                true => WORKER_QUANTUM,
+                false => self.base.context.settings.caller_bytes,
+            }),
+            (Action::Deliver, _) => self.deliver_unexpected(),
+            (Action::Failed(failure), _) => self.fail(kind_of(&failure), &failure.to_string()),
         }
-        Self::take_unblocked(queue, &mut actions.to_wake);
-        Ok(())
     }
 
-    /// Takes the flows that need not wait any more: there is a buffer for their next message, or it may be unexpected.
-    fn take_unblocked(queue: &mut RecvQueue, to_wake: &mut Vec<Arc<RecvFlow>>) {
-        let (next, tags, is_starved) = (queue.reassembly.next(), &queue.tags, queue.is_starved);
-        for entry in queue.flows.iter_mut().flatten() {
-            let has_buffer = |message| {
-                let may_be_unexpected = !is_starved && tags.accepts_unexpected(next);
-                message < next || message == next && may_be_unexpected
-            };
-            if entry.waits_for.is_some_and(has_buffer) {
-                entry.waits_for = None;
-                to_wake.push(Arc::clone(&entry.flow));
-            }
+    /// Accounts for what the connection waits for now.
+    fn note_waits(&self, locked: &mut Locked) {
+        let waits = locked.engine.waits();
+        if waits != std::mem::replace(&mut locked.waits, waits) {
+            self.base.set_outstanding(waits.outstanding);
+            self.base.waits.unposted.set(waits.unposted);
+            self.base.waits.arriving.set(waits.arriving);
         }
     }
 
     /// Copies unexpected messages into their buffers. If another thread is at it, that thread goes on.
     fn deliver_unexpected(&self) {
-        let (mut to_wake, mut is_any) = (Vec::new(), false);
-        self.delivering.run(|_delivering| is_any |= self.copy_unexpected(&mut to_wake));
-        if is_any {
-            self.base.notify();
-        }
-        to_wake.iter().for_each(|flow| flow.wake_worker());
+        self.delivering.run(|_delivering| self.copy_unexpected());
     }
 
-    /// Copies the unexpected messages that have buffers, and takes the flows that waited for their memory. Called with
-    /// `delivering`. Returns whether there were any.
-    fn copy_unexpected(&self, to_wake: &mut Vec<Arc<RecvFlow>>) -> bool {
-        let mut is_any = false;
-        let mut queue = lock(&self.queue);
-        while !queue.is_quiesced
-            && let Some(delivery) = queue.deliveries.pop_front()
-        {
+    /// Copies the unexpected messages that have buffers. Called with `delivering`.
+    fn copy_unexpected(&self) {
+        loop {
+            let delivery = self.lock().engine.poll_delivery();
+            let Some(delivery) = delivery else { return };
             // Without the lock: it may be long.
-            drop(queue);
             let freed = deliver(delivery);
-            is_any = true;
-            queue = lock(&self.queue);
-            if queue.delivered(freed) {
-                Self::take_unblocked(&mut queue, to_wake);
-            }
-            self.update_waits(&queue);
-        }
-        is_any
-    }
-
-    /// Accounts for what the connection waits for now.
-    fn update_waits(&self, queue: &RecvQueue) {
-        let is_outstanding = queue.requests() > 0;
-        self.base.set_outstanding(is_outstanding);
-        let waits = &self.base.waits;
-        waits.unposted.set(!is_outstanding && !queue.closed && queue.is_buffer_wanted());
-        if !is_outstanding {
-            waits.arriving.set(false);
+            self.base.notify();
+            self.step(|locked, _| locked.engine.handle_delivered(freed));
         }
     }
 
-    fn run_actions(&self, actions: TagActions) {
-        actions.repliers.iter().for_each(|flow| flow.reply(|_| {}));
-        actions.to_wake.iter().for_each(|flow| flow.wake_worker());
-        if actions.is_delivery_due {
-            self.deliver_unexpected();
-        }
-    }
-
-    /// A flow for frames to the sender: the one that received the last bytes, if it is there.
-    fn reply_flow(&self, queue: &RecvQueue) -> Option<Arc<RecvFlow>> {
-        let fits = |entry: &&FlowEntry<RecvFlow>| !entry.ended;
-        let last_active =
-            queue.flows.get(self.last_active.load(Ordering::Relaxed)).and_then(Option::as_ref);
-        let entry = last_active.filter(fits).or_else(|| queue.flows.iter().flatten().find(fits));
-        entry.map(|entry| Arc::clone(&entry.flow))
-    }
-
-    /// Sends tag frames again that may be lost with a flow, on this flow or another one.
-    fn resend_tags(&self, on: Option<&Arc<RecvFlow>>) {
-        let flow = {
-            let queue = lock(&self.queue);
-            if queue.tags.asked_from().is_none() && !queue.tags.advertises() {
-                return;
-            }
-            let Some(flow) = on.cloned().or_else(|| self.reply_flow(&queue)) else { return };
-            let mut replies = lock(&flow.replies);
-            replies.tags_differ_from = queue.tags.asked_from();
-            if queue.tags.advertises() {
-                let posted =
-                    queue.reassembly.posted().filter(|(_, posted)| posted.target.is_some());
-                replies.buffer_tags = posted.map(|(number, posted)| (number, posted.tag)).collect();
-            }
-            drop(replies);
-            flow
-        };
-        flow.reply(|_| {});
-    }
-}
-
-impl RecvFlowOwner for TcpReceiver {
-    fn base(&self) -> &Base {
-        &self.base
-    }
-
-    fn queue(&self) -> &Mutex<RecvQueue> {
-        &self.queue
-    }
-
-    fn reserve(
-        &self,
-        slot: usize,
-        chunk: &ChunkHeader,
-        at: u64,
-    ) -> Result<ChunkAction<RecvBuffer>, ReassemblyError> {
-        let mut memory = None;
-        let mut queue = lock(&self.queue);
-        queue.is_sender_open = true;
-        let number = queue.flows.get(slot).and_then(|entry| Some(entry.as_ref()?.flow.number));
-        queue.heard_from(number.unwrap_or(0));
-        Ok(loop {
-            break match queue.reassembly.reserve(chunk, at)? {
-                ChunkAction::Deliver { payload, end } => {
-                    self.base.waits.arriving.set(true);
-                    ChunkAction::Deliver { payload: payload.buffer, end }
-                }
-                ChunkAction::Discard { end } => {
-                    self.base.counters.repeated.add(end - at);
-                    ChunkAction::Discard { end }
-                }
-                ChunkAction::NotPosted => {
-                    // A flow on which no tag was sent: the tag is 0.
-                    queue.tags.set_common_tag(0);
-                    if queue.tags.is_idle() {
-                        queue.wait(slot, chunk.message);
-                        self.update_waits(&queue);
-                        break ChunkAction::NotPosted;
-                    }
-                    let mut actions = TagActions::default();
-                    self.match_tags(&mut queue, &mut actions)?;
-                    if queue.wants_unexpected(chunk) {
-                        if let Some(memory) = memory.take() {
-                            queue.post_unexpected(chunk, memory);
-                            self.match_tags(&mut queue, &mut actions)?;
-                        } else {
-                            // Without the lock: it may be large.
-                            drop(queue);
-                            self.run_actions(actions);
-                            memory = UnexpectedMemory::new(chunk.total as usize);
-                            queue = lock(&self.queue);
-                            if memory.is_none() && queue.reassembly.next() <= chunk.message {
-                                queue.is_starved = true;
-                                queue.wait(slot, chunk.message);
-                                break ChunkAction::NotPosted;
-                            }
-                            continue;
-                        }
-                    }
-                    let has_buffer = queue.reassembly.next() > chunk.message;
-                    if !has_buffer {
-                        queue.wait(slot, chunk.message);
-                        self.update_waits(&queue);
-                    }
-                    if queue.is_starved {
-                        self.clock.request_tick();
-                    }
-                    drop(queue);
-                    self.run_actions(actions);
-                    if !has_buffer {
-                        return Ok(ChunkAction::NotPosted);
-                    }
-                    queue = lock(&self.queue);
-                    continue;
-                }
-            };
-        })
-    }
-
-    fn ack_due(&self) -> Option<u64> {
-        lock(&self.queue).reassembly.ack_due()
-    }
-
-    fn on_received(&self, flow: &RecvFlow, message: u64, bytes: u64) {
-        self.last_active.store(flow.slot, Ordering::Relaxed);
-        let mut is_delivery_due = false;
-        let (ack, failure) = {
-            let mut queue = lock(&self.queue);
-            let Some(completed) = queue.reassembly.received(message, bytes) else { return };
-            self.base.counters.message(completed.total);
-            self.base.waits.arriving.set(false);
-            let failure = match completed.payload.target {
-                Some(target) => {
-                    target.complete(completed.total);
-                    self.base.notify();
-                    None
-                }
-                None => match queue.tags.unexpected_received(message, completed.total) {
-                    Ok(delivery) => {
-                        is_delivery_due = delivery.is_some();
-                        delivery.into_iter().for_each(|delivery| queue.push_delivery(delivery));
-                        None
-                    }
-                    Err(too_long) => Some(too_long),
-                },
-            };
-            self.update_waits(&queue);
-            // A peer that has closed may wait for all remaining acknowledgements.
-            let ack = if queue.closes_at.is_some() {
-                Some(queue.reassembly.ack())
-            } else {
-                queue.reassembly.ack_overdue()
-            };
-            if queue.reassembly.is_ack_left() {
-                self.clock.request_tick();
-            }
-            (ack, failure)
-        };
-        if let Some(below) = ack {
-            flow.reply(|replies| replies.ack = Some(below));
-        }
-        if is_delivery_due {
-            self.deliver_unexpected();
-        }
-        if let Some(too_long) = failure {
-            self.fail(ErrorKind::Truncated, &too_long.to_string());
-        }
-    }
-
-    fn update_tags(&self, change: impl FnOnce(&mut TagMatcher) -> bool) {
-        let mut actions = TagActions::default();
-        let outcome = {
-            let mut queue = lock(&self.queue);
-            if change(&mut queue.tags) {
-                let matched = self.match_tags(&mut queue, &mut actions);
-                matched.map_err(|too_long| (ErrorKind::Truncated, too_long.to_string()))
-            } else {
-                let what = "protocol error: the peer sent SameTagBelow without being asked";
-                Err((ErrorKind::Remote, what.to_owned()))
-            }
-        };
-        self.run_actions(actions);
-        if let Err((kind, what)) = outcome {
-            self.fail(kind, &what);
-        }
-    }
-
-    fn flow_ended(self: &Arc<Self>, flow: &RecvFlow, end: FlowEnd) {
+    /// A flow has ended.
+    pub(super) fn flow_ended(&self, flow: &RecvFlow, end: &FlowEnd) {
         if !flow.quiesce() {
             return;
         }
         flow.close();
-        let others: Vec<Arc<RecvFlow>> = {
-            let mut queue = lock(&self.queue);
+        if *end != FlowEnd::Expected {
+            self.base.counters.lost.add(1);
+        }
+        self.step(|locked, now| {
             // Not there if the connection was closed in between.
-            if let Some(slot) = queue.flows.get_mut(flow.slot) {
+            if let Some(slot) = locked.flows.get_mut(flow.id.slot()) {
                 *slot = None;
             }
-            let Settings { recovery_timeout, connect_timeout, .. } = *self.base.context.settings;
-            let timeout = match &end {
-                FlowEnd::Expected | FlowEnd::Lost(_) => None,
-                FlowEnd::Reset(_) => Some(RESET_TIMEOUT.min(recovery_timeout)),
-                FlowEnd::Unreachable(_) => Some(recovery_timeout),
-            };
-            if let Some(timeout) = timeout {
-                // Until then it may try to open the connection.
-                let opening = match queue.is_sender_open {
-                    true => Duration::ZERO,
-                    false => connect_timeout.saturating_sub(queue.opened.elapsed()),
-                };
-                queue.prolong(timeout.max(opening));
-            }
-            match &end {
-                FlowEnd::Expected => Vec::new(),
-                FlowEnd::Lost(why) | FlowEnd::Reset(why) | FlowEnd::Unreachable(why) => {
-                    why.clone_into(&mut queue.cause);
-                    queue.flows.iter().flatten().map(|entry| Arc::clone(&entry.flow)).collect()
-                }
-            }
-        };
-        if !matches!(end, FlowEnd::Expected) {
-            self.base.counters.lost.add(1);
-        }
-        // The sender may not notice by itself if it has nothing to write. One frame is enough, but this side does not know
-        // which flows still work.
-        for other in others {
-            other.reply(|replies| replies.dead_flows.push_back(flow.number));
-        }
-        self.resend_tags(None);
-        self.check_unrecoverable(Instant::now());
+            locked.engine.handle_ended(now, flow.id, end);
+        });
     }
 
-    fn on_flow_dead(self: &Arc<Self>, number: u32) {
-        Self::on_flow_dead(self, number);
-    }
-
-    fn check_unrecoverable(&self, now: Instant) {
-        let (what, kind) = {
-            let mut queue = lock(&self.queue);
-            let queue = &mut *queue;
-            if queue.is_open() {
-                queue.stuck_since = None;
-                return;
-            }
-            let waiting = queue.flows.iter().flatten().any(|entry| !entry.ended);
-            let outstanding = queue.outstanding() > 0;
-            if waiting && !outstanding {
-                return;
-            }
-            let since = *queue.stuck_since.get_or_insert(now);
-            let timeout = match (waiting, queue.is_peer_done()) {
-                (true, _) => self.base.context.settings.recovery_timeout,
-                (false, true) => Duration::ZERO,
-                // The sender may not get through either, and tries as long.
-                (false, false) => queue.replacement_timeout,
-            };
-            if !outstanding {
-                return;
-            }
-            if now.saturating_duration_since(since) < timeout {
-                self.clock.request_tick();
-                return;
-            }
-            if queue.is_peer_done() || !waiting && queue.cause.is_empty() {
-                ("the peer closed the connection".to_owned(), ErrorKind::Remote)
-            } else if waiting {
-                let message = queue.reassembly.posted().next().map_or(0, |(number, _)| number);
-                let what = format!(
-                    "flows wait for buffers of later messages, and none delivered message {message} within {} ms",
-                    timeout.as_millis()
-                );
-                (what, ErrorKind::Remote)
-            } else {
-                let what = format!(
-                    "all flows are lost ({}) and the peer opened no other within {} ms",
-                    queue.cause,
-                    timeout.as_millis()
-                );
-                (what, ErrorKind::Remote)
-            }
-        };
-        self.fail(kind, &what);
-    }
-
-    fn fail(&self, kind: ErrorKind, what: &str) {
-        if self.base.fail(kind, what, &self.in_flight()) {
-            // The peer must be informed now, not when this side closes.
-            let below = lock(&self.queue).reassembly.ack();
-            self.flows().iter().for_each(|flow| flow.send_close(below));
-        }
-    }
-}
-
-impl TcpReceiver {
     /// The peer reports a dead flow. It will send again what the flow had not delivered.
-    pub(crate) fn on_flow_dead(self: &Arc<Self>, number: u32) {
-        let flow = self.flows().into_iter().find(|flow| flow.number == number);
-        if let Some(flow) = flow
-            && flow.quiesce()
-        {
-            flow.close();
-            self.base.counters.lost.add(1);
-            {
-                let mut queue = lock(&self.queue);
-                if let Some(slot) = queue.flows.get_mut(flow.slot) {
-                    *slot = None;
-                }
-                let recovery_timeout = self.base.context.settings.recovery_timeout;
-                queue.flow_reported_dead(RESET_TIMEOUT.min(recovery_timeout));
-            }
-            self.resend_tags(None);
-        }
-    }
-
-    /// Reads flows again that wait for memory of unexpected messages. Other connections may have given theirs back.
-    fn retry_unexpected(&self) {
-        if std::mem::take(&mut lock(&self.queue).is_starved) {
-            self.update_tags(|_| true);
-        }
-    }
-
-    /// Acknowledges messages if no acknowledgement is under way and nothing followed them.
-    fn ack_if_idle(&self) {
-        let last_active = self.last_active.load(Ordering::Relaxed);
-        let (below, flow) = {
-            let mut queue = lock(&self.queue);
-            let Some(below) = queue.reassembly.ack_if_idle() else {
-                if queue.reassembly.is_ack_left() {
-                    self.clock.request_tick();
-                }
-                return;
-            };
-            let at = queue.flows.get(last_active).and_then(Option::as_ref);
-            let entry = at.or_else(|| queue.flows.iter().flatten().next());
-            (below, entry.map(|entry| Arc::clone(&entry.flow)))
+    pub(crate) fn on_flow_dead(&self, number: u32) {
+        let flow = {
+            let locked = self.lock();
+            locked.engine.flow_with_number(number).and_then(|flow| locked.flow(flow))
         };
         if let Some(flow) = flow {
-            flow.reply(|replies| replies.ack = Some(below));
+            self.flow_ended(&flow, &FlowEnd::Reported);
+        }
+    }
+
+    pub(super) fn fail(&self, kind: ErrorKind, what: &str) {
+        if self.base.fail(kind, what, &self.in_flight()) {
+            // The peer must be informed now, not when this side closes.
+            self.lock().engine.handle_failure();
+            self.flows().iter().for_each(|flow| flow.end_replies());
         }
     }
 
     fn in_flight(&self) -> InFlight {
-        let queue = lock(&self.queue);
-        InFlight { requests: queue.requests(), bytes: queue.reassembly.missing_bytes() }
+        let Locked { engine, .. } = &*self.lock();
+        InFlight { requests: engine.requests(), bytes: engine.missing_bytes() }
     }
 
     /// Returns when no buffer is being written, and none will be. Waits only for system calls that do not block.
@@ -759,29 +400,53 @@ impl TcpReceiver {
         }
         // Messages that are there are still delivered, and none after them.
         let _delivering = self.delivering.lock();
-        self.copy_unexpected(&mut Vec::new());
-        lock(&self.queue).is_quiesced = true;
+        self.copy_unexpected();
+        self.lock().engine.handle_quiesced();
     }
 
     /// Closes the connection.
     pub(super) fn close(&self) {
-        // Set first, so that every flow is quiesced, also one that is being added. A second call to close waits for that
+        // Told first, so that every flow is quiesced, also one that is being added. A second call to close waits for that
         // too.
-        let closed = std::mem::replace(&mut lock(&self.queue).closed, true);
+        let is_first = self.step(|locked, _| locked.engine.handle_close());
         self.quiesce();
-        if closed {
+        if !is_first {
             return;
         }
-        let (flows, below) = {
-            let mut queue = lock(&self.queue);
-            (std::mem::take(&mut queue.flows), queue.reassembly.ack())
+        let flows = {
+            let mut locked = self.lock();
+            locked.engine.close_flows();
+            std::mem::take(&mut locked.flows)
         };
-        for entry in flows.iter().flatten() {
-            entry.flow.send_close(below);
-            entry.flow.close();
+        for flow in flows.iter().flatten() {
+            flow.end_replies();
+            flow.close();
         }
         self.clock.end_ticks();
         self.base.log_closed();
+    }
+}
+
+/// A buffer of a request, with this index in it.
+fn posted(
+    buffer: RecvBuffer,
+    operation: &Arc<Operation>,
+    index: usize,
+) -> PostedBuffer<RecvBuffer, Target> {
+    let request = Target::new(buffer, operation, index);
+    PostedBuffer { buffer, capacity: buffer.length() as u64, request }
+}
+
+fn kind_of(failure: &RecvFailure) -> ErrorKind {
+    match failure {
+        RecvFailure::Message(ReassemblyError::TooLong { .. }) => ErrorKind::Truncated,
+        RecvFailure::Message(
+            ReassemblyError::TotalChanged { .. } | ReassemblyError::TooFragmented { .. },
+        )
+        | RecvFailure::NotAsked
+        | RecvFailure::PeerClosed
+        | RecvFailure::NotDelivered { .. }
+        | RecvFailure::FlowsLost { .. } => ErrorKind::Remote,
     }
 }
 
@@ -831,14 +496,9 @@ struct Clock(Arc<TcpReceiver>);
 impl Source for Clock {
     fn ready(&self, _readiness: Readiness) {}
 
-    fn tick(&self, now: Instant) -> bool {
-        if self.0.base.failed() {
-            return false;
-        }
-        // Each requests the next tick itself if something is left.
-        self.0.check_unrecoverable(now);
-        self.0.ack_if_idle();
-        self.0.retry_unexpected();
+    fn tick(&self, _now: Instant) -> bool {
+        // Requests the next one itself if a timeout is left.
+        self.0.step(|locked, now| locked.engine.handle_timeout(now));
         false
     }
 
@@ -850,17 +510,17 @@ impl Source for Clock {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::{Shutdown, TcpListener, TcpStream};
+    use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
     use std::sync::Barrier;
     use std::thread;
 
-    use evenkeel_protocol::{FRAME_BYTES, Frame, MAX_UNEXPECTED_BYTES};
+    use evenkeel_protocol::{ChunkHeader, FRAME_BYTES, Frame, MAX_UNEXPECTED_BYTES};
     use rustix::event::{PollFd, PollFlags, poll};
     use socket2::{SockFilter, SockRef};
 
     use super::*;
-    use crate::{NullLog, Transport, test_support};
+    use crate::{NullLog, Settings, Transport, test_support};
 
     /// After a close nothing is written to the buffers, whatever flows are added meanwhile.
     #[test]
@@ -884,7 +544,7 @@ mod tests {
                 });
                 begin.wait();
                 // Some are there, and more are being added.
-                while lock(&receiver.queue).flows.len() < 8 {
+                while receiver.flows().len() < 8 {
                     thread::yield_now();
                 }
                 receiver.close();
@@ -953,72 +613,6 @@ mod tests {
         SockRef::from(&flow).set_linger(Some(Duration::ZERO)).unwrap();
     }
 
-    /// What resets all flows may let nothing through for a while, and the sender gives up some attempts before it gets through.
-    #[test]
-    fn reset_receiver_waits_for_a_sender_that_does_not_get_through() {
-        let transport = test_support::transport();
-        let runtime = transport.runtime().unwrap();
-        let context = transport.context(0, "").unwrap();
-        let peer = "127.0.0.1:1".parse().unwrap();
-        let (near, far) = flow();
-        let receiver =
-            TcpReceiver::open(context, runtime.workers(), peer, vec![Stream::plain(near)]).unwrap();
-        let memory = Box::leak(vec![0; 2000].into_boxed_slice());
-        let request =
-            TcpReceiver::recv(&receiver, RecvBuffer::from_static(memory)).unwrap().unwrap();
-        let no_flow_is_left = || test_support::until(|| receiver.flows().is_empty().then_some(()));
-        let fails_after = |time| {
-            // The time counts from the first check.
-            receiver.check_unrecoverable(Instant::now());
-            receiver.check_unrecoverable(Instant::now() + time);
-            receiver.base.failed()
-        };
-        reset(far);
-        no_flow_is_left();
-        assert!(!fails_after(RESET_TIMEOUT / 2), "after a reset");
-        // The sender has given it up before it was accepted.
-        let (near, far) = flow();
-        drop(far);
-        receiver.join(4, Stream::plain(near), |_, _, _| Ok(())).unwrap();
-        no_flow_is_left();
-        assert!(!fails_after(RESET_TIMEOUT), "after a flow that carried nothing");
-        let ((near, mut far), (other_near, other)) = (flow(), flow());
-        receiver.join(5, Stream::plain(near), |_, _, _| Ok(())).unwrap();
-        receiver.join(6, Stream::plain(other_near), |_, _, _| Ok(())).unwrap();
-        reset(other);
-        test_support::until(|| (receiver.flows().len() == 1).then_some(()));
-        let part = |offset, length: u32| {
-            let header = ChunkHeader { message: 0, offset, length, total: 2000, ack_wanted: true };
-            [&Frame::Chunk(header).encode()[..], &vec![1; length as usize]].concat()
-        };
-        // It was there before another one was reset.
-        far.write_all(&part(0, 1024)).unwrap();
-        far.shutdown(Shutdown::Write).unwrap();
-        no_flow_is_left();
-        assert!(!fails_after(RESET_TIMEOUT / 2), "after a chunk on an older flow");
-        let (near, mut far) = flow();
-        receiver.join(7, Stream::plain(near), |_, _, _| Ok(())).unwrap();
-        far.write_all(&part(1024, 976)).unwrap();
-        assert_eq!(test_support::until(|| request.test().unwrap()), 2000);
-        let _next = post(&receiver, 2000);
-        // The sender got through, and may still take flows for alive that were reset here.
-        far.shutdown(Shutdown::Write).unwrap();
-        no_flow_is_left();
-        assert!(!fails_after(RESET_TIMEOUT / 2), "soon after a reset");
-        let (near, mut far) = flow();
-        receiver.join(8, Stream::plain(near), |_, _, _| Ok(())).unwrap();
-        lock(&receiver.queue).last_trouble = Instant::now().checked_sub(RESET_TIMEOUT);
-        far.write_all(&part_of(1, 2000, 0, 1024)).unwrap();
-        test_support::until(|| {
-            (lock(&receiver.queue).replacement_timeout == CLOSED_TIMEOUT).then_some(())
-        });
-        // Now its process is gone.
-        far.shutdown(Shutdown::Write).unwrap();
-        no_flow_is_left();
-        assert!(fails_after(2 * CLOSED_TIMEOUT), "after a flow that was closed");
-        receiver.close();
-    }
-
     /// A receiver with one flow, and the flow's other end.
     fn receiver(transport: &Transport) -> (Arc<TcpReceiver>, TcpStream) {
         let context = transport.context(0, "").unwrap();
@@ -1040,9 +634,7 @@ mod tests {
     /// Whether a receiver fails that has no flow left, and gets none for this time.
     fn fails_after(receiver: &Arc<TcpReceiver>, time: Duration) -> bool {
         test_support::until(|| receiver.flows().is_empty().then_some(()));
-        // The time counts from the first check.
-        receiver.check_unrecoverable(Instant::now());
-        receiver.check_unrecoverable(Instant::now() + time);
+        receiver.step(|locked, now| locked.engine.handle_timeout(now + time));
         receiver.base.failed()
     }
 
@@ -1052,97 +644,33 @@ mod tests {
         [&Frame::Chunk(header).encode()[..], &vec![1; length as usize]].concat()
     }
 
-    /// The sender may not have got the answers of all flows, and tries to open the connection.
+    /// More than the receiver waits for a flow in place of one that its sender has closed, and less than for one in place of
+    /// one that was reset.
+    const NOT_LONG: Duration = Duration::from_secs(1);
+
     #[test]
-    fn reset_receiver_waits_as_long_as_its_sender_tries_to_open_the_connection() {
+    fn receiver_waits_longer_for_a_new_flow_after_a_reset_than_after_a_close() {
         let transport = test_support::transport();
         let _runtime = transport.runtime().unwrap();
-        let Settings { connect_timeout, recovery_timeout, .. } = *transport.settings;
-        let longest = connect_timeout.max(recovery_timeout);
-        assert!(longest > RESET_TIMEOUT);
-        let (silent, far) = receiver(&transport);
-        let _request = post(&silent, 2000);
-        reset(far);
-        assert!(!fails_after(&silent, longest / 2) && fails_after(&silent, longest));
-        // It has given up by now if it has not opened the connection.
-        let (old, far) = receiver(&transport);
-        let _request = post(&old, 2000);
-        let opened = Instant::now().checked_sub(connect_timeout).expect("an uptime");
-        lock(&old.queue).opened = opened;
-        reset(far);
-        assert!(!fails_after(&old, RESET_TIMEOUT / 2) && fails_after(&old, RESET_TIMEOUT));
-        // The sender's process has ended.
         let (closed, far) = receiver(&transport);
         let _request = post(&closed, 2000);
         drop(far);
-        assert!(fails_after(&closed, 2 * CLOSED_TIMEOUT));
-        // It has opened the connection.
-        let (spoken, mut far) = receiver(&transport);
-        let request = post(&spoken, 1);
-        far.write_all(&part_of(0, 1, 0, 1)).unwrap();
-        test_support::until(|| request.test().unwrap());
-        let _request = post(&spoken, 2000);
-        reset(far);
-        assert!(!fails_after(&spoken, RESET_TIMEOUT / 2) && fails_after(&spoken, RESET_TIMEOUT));
-    }
-
-    /// A sender that has closed the connection still delivers, on other flows if it loses some.
-    #[test]
-    fn receiver_waits_for_what_a_closing_sender_delivers() {
-        let transport = test_support::transport();
-        let _runtime = transport.runtime().unwrap();
-        let (receiver, mut far) = receiver(&transport);
-        let (first, _next) = (post(&receiver, 2000), post(&receiver, 8));
-        far.write_all(&Frame::Close(1).encode()).unwrap();
-        test_support::until(|| lock(&receiver.queue).closes_at);
-        reset(far);
-        assert!(!fails_after(&receiver, RESET_TIMEOUT / 2), "before its message is delivered");
-        let (near, mut far) = flow();
-        receiver.join(4, Stream::plain(near), |_, _, _| Ok(())).unwrap();
-        far.write_all(&part_of(0, 2000, 0, 2000)).unwrap();
-        assert_eq!(test_support::until(|| first.test().unwrap()), 2000);
-        reset(far);
-        assert!(fails_after(&receiver, Duration::ZERO), "when nothing follows");
-        let error = receiver.base.failure().unwrap().to_string();
+        assert!(fails_after(&closed, NOT_LONG));
+        let error = closed.base.failure().unwrap().to_string();
         assert!(error.contains("the peer closed the connection"), "{error}");
-    }
-
-    /// What the only flow brings has no buffer yet, and what is due does not come.
-    #[test]
-    fn receiver_whose_flows_wait_for_later_buffers_names_the_message_that_is_due() {
-        let transport = test_support::transport();
-        let _runtime = transport.runtime().unwrap();
-        let (receiver, mut far) = receiver(&transport);
-        let _request = post(&receiver, 2000);
-        far.write_all(&part_of(1, 8, 0, 8)).unwrap();
-        test_support::until(|| (!lock(&receiver.queue).is_open()).then_some(()));
-        let timeout = transport.settings.recovery_timeout;
-        receiver.check_unrecoverable(Instant::now());
-        receiver.check_unrecoverable(Instant::now() + timeout / 2);
-        assert!(!receiver.base.failed());
-        receiver.check_unrecoverable(Instant::now() + timeout);
-        let error = receiver.base.failure().unwrap().to_string();
-        assert!(error.contains("none delivered message 0 within"), "{error}");
-    }
-
-    /// The reset of a flow that waits for a buffer is not noticed here, and the sender reports it.
-    #[test]
-    fn receiver_waits_for_a_sender_that_has_reported_a_dead_flow() {
-        let transport = test_support::transport();
-        let _runtime = transport.runtime().unwrap();
-        let (receiver, mut far) = receiver(&transport);
-        let request = post(&receiver, 1);
-        far.write_all(&part_of(0, 1, 0, 1)).unwrap();
-        test_support::until(|| request.test().unwrap());
-        let (near, mut second) = flow();
-        receiver.join(4, Stream::plain(near), |_, _, _| Ok(())).unwrap();
-        second.write_all(&Frame::FlowDead(0).encode()).unwrap();
-        test_support::until(|| (receiver.flows().len() == 1).then_some(()));
-        let _request = post(&receiver, 2000);
-        // The sender has given it up, and dials again.
-        second.shutdown(Shutdown::Write).unwrap();
-        assert!(!fails_after(&receiver, RESET_TIMEOUT / 2), "soon after the report");
-        assert!(fails_after(&receiver, RESET_TIMEOUT));
+        let (lost, far) = receiver(&transport);
+        let _request = post(&lost, 2000);
+        reset(far);
+        assert!(!fails_after(&lost, NOT_LONG));
+        let (near, mut far) = flow();
+        lost.join(4, Stream::plain(near), |_, _, _| Ok(())).unwrap();
+        far.write_all(&part_of(0, 2000, 0, 1024)).unwrap();
+        drop(far);
+        assert!(fails_after(&lost, transport.settings.recovery_timeout));
+        let error = lost.base.failure().unwrap().to_string();
+        assert!(error.contains("all flows are lost (") && error.contains("reset"), "{error}");
+        closed.close();
+        lost.close();
     }
 
     /// No acknowledgement gets through, and the kernel probes no flow with unacknowledged bytes. The report of the first flow
@@ -1168,8 +696,9 @@ mod tests {
         test_support::until(|| first.test().unwrap());
         test_support::until(|| receiver.flows().is_empty().then_some(()));
         assert_eq!(receiver.base.counters.lost.get(), 2);
-        let cause = lock(&receiver.queue).cause.clone();
-        assert!(cause.contains("timed out"), "{cause}");
+        assert!(fails_after(&receiver, Duration::from_secs(3600)));
+        let error = receiver.base.failure().unwrap().to_string();
+        assert!(error.contains("timed out"), "{error}");
         receiver.close();
     }
 
@@ -1183,17 +712,18 @@ mod tests {
         let (near, far) = flow();
         let receiver =
             TcpReceiver::open(context, runtime.workers(), peer, vec![Stream::plain(near)]).unwrap();
+        let _request = post(&receiver, 2000);
         let flow = receiver.flows().remove(0);
         let reading = flow.reading.lock();
         reset(far);
         let hang_up = &mut [PollFd::new(&flow.socket, PollFlags::empty())];
         assert_eq!(poll(hang_up, None), Ok(1));
-        flow.reply(|replies| replies.ack = Some(0));
+        receiver.step(|locked, _| locked.engine.handle_report(flow.id));
         drop(reading);
         flow.read(1);
         test_support::until(|| receiver.flows().is_empty().then_some(()));
         assert_eq!(receiver.base.counters.lost.get(), 1);
-        assert!(lock(&receiver.queue).replacement_timeout > CLOSED_TIMEOUT);
+        assert!(!fails_after(&receiver, NOT_LONG));
         receiver.close();
     }
 
@@ -1212,16 +742,15 @@ mod tests {
         let (receiver, mut far) = receiver(&transport);
         let _another_tag = post_tagged(&receiver, 8, 5);
         far.write_all(&part_of(0, 1000, 0, 1000)).unwrap();
-        test_support::until(|| lock(&receiver.queue).reassembly.has_all_below(1).then_some(()));
+        test_support::until(|| (receiver.base.counters.bytes() == 1000).then_some(()));
         let delivering = receiver.delivering.lock();
         let request = post_tagged(&receiver, 1000, 0);
         assert_eq!(request.peek().unwrap(), None, "another thread copies");
-        let requests = |queue: &RecvQueue| (queue.requests(), queue.undelivered);
-        assert_eq!(requests(&lock(&receiver.queue)), (2, 1));
+        assert_eq!(receiver.in_flight().requests, 2);
         receiver.fail(ErrorKind::Remote, "the test ends it");
         drop(delivering);
         assert_eq!(request.peek().unwrap(), Some(1000));
-        assert_eq!(requests(&lock(&receiver.queue)), (1, 0));
+        assert_eq!(receiver.in_flight().requests, 1);
         receiver.close();
     }
 
@@ -1245,13 +774,15 @@ mod tests {
             Frame::Chunk(ChunkHeader { message, offset, length, total, ack_wanted: true }).encode()
         };
         far.write_all(&header(0, 0, PART, LONG)).unwrap();
-        test_support::until(|| lock(&receiver.queue).tags.asked_from());
+        // The receiver asks which messages have the common tag.
+        let mut asked = [0; FRAME_BYTES];
+        far.read_exact(&mut asked).unwrap();
+        assert_eq!(Frame::decode(&asked), Ok(Frame::TagsDifferFrom(0)));
         other.write_all(&Frame::SameTagBelow(2).encode()).unwrap();
         other.write_all(&header(1, 0, 1000, 1000)).unwrap();
         other.write_all(&[2; 1000]).unwrap();
         // It is retried from time to time, and waits again.
-        test_support::until(|| lock(&receiver.queue).is_starved.then_some(()));
-        assert_eq!(lock(&receiver.queue).reassembly.next(), 1, "messages with memory");
+        test_support::until(|| receiver.lock().engine.next_timeout());
         let (first, second) = (post(LONG, 0), post(1000, 0));
         for at in (0..LONG).step_by(PART) {
             if at > 0 {
