@@ -240,7 +240,7 @@ func TestUninstallCommand(t *testing.T) {
 	untouched("a dry run")
 	plugin(t, config, cli.ExitPass, args+" --dry-run --detach-queues", "ClusterQueue command, which names command")
 	untouched("a dry run")
-	plugin(t, config, cli.ExitError, args+" --detach-queues --timeout 1ns", "start it again to continue")
+	plugin(t, config, cli.ExitError, args+" --detach-queues --timeout 1ns", "rerun to continue")
 	// Before anything is opened, what is left of the admission policies refuses no pod.
 	var out bytes.Buffer
 	if err := uninstall.Run(t.Context(), &out, realclock.RealClock{}, uninstall.Release{Name: release, Namespace: "leaving-system"}.Stop(admin)...); err != nil {
