@@ -108,7 +108,7 @@ func (u *uninstaller) run(ctx context.Context, c client.Client, out io.Writer) e
 			return err
 		}
 		if err := uninstall.Run(ctx, out, now, steps...); err != nil {
-			return fmt.Errorf("not everything could be removed, start it again to continue: %w", err)
+			return fmt.Errorf("not everything could be removed; rerun to continue: %w", err)
 		}
 		if err := u.recordHint(ctx, c, out); err != nil {
 			return err
