@@ -280,6 +280,7 @@ impl<N: Number> Exercise<N> {
             | Benchmark::AllreduceHalvingDoubling
             | Benchmark::AllreduceRecursiveDoubling
             | Benchmark::AllreduceBcube
+            | Benchmark::AllreduceDirect
             | Benchmark::AllreduceHierarchical => group.allreduce(input, &sum, call)?,
             // The sum of this rank's buffers is there already.
             Benchmark::AllreduceLocal => {}

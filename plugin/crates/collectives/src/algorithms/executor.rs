@@ -68,12 +68,11 @@ struct Execution<'a> {
 /// Executes a plan on the given memory. Returns when the plan is done, or with an error. Nothing is lent any more then.
 pub(crate) fn execute(job: &Job<'_>, plan: &Plan, input: &[u8], work: &mut [u8]) -> Result<()> {
     let mut wait = Wait::new(job.mesh, job.what, job.key.tag, job.timeout)?;
-    let largest = plan.steps().iter().map(Vec::len).max().unwrap_or(0);
     let mut execution = Execution {
         mesh: job.mesh,
         pieces: pieces(job, plan),
         first: 0,
-        window: WINDOW.max(2 * largest),
+        window: WINDOW.max(plan.concurrency()),
         // SAFETY: parts of both are given to the mesh only, by the execution, which takes them back when it is dropped; it
         // does not outlive this call, and is not forgotten.
         input: unsafe { Source::lend(input) },

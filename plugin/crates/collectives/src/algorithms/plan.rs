@@ -48,6 +48,8 @@ pub(crate) struct Transfer {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
     steps: Vec<Vec<Transfer>>,
+    /// How many steps are in progress at a time, beyond two.
+    ahead: usize,
 }
 
 impl Plan {
@@ -55,9 +57,15 @@ impl Plan {
         &self.steps
     }
 
+    /// The number of transfers that are in progress at a time, so that those of a few steps overlap.
+    pub(crate) fn concurrency(&self) -> usize {
+        let largest = self.steps.iter().map(Vec::len).max().unwrap_or(0);
+        (2 + self.ahead) * largest
+    }
+
     /// A plan of one transfer, which may be empty.
     pub(crate) fn single(transfer: Transfer) -> Self {
-        Self { steps: vec![vec![transfer]] }
+        Self { steps: vec![vec![transfer]], ..Self::default() }
     }
 
     /// A plan that sends a message from the input. It is cut into parts of `max_part` bytes. A shorter part is the last one: it is
@@ -68,7 +76,7 @@ impl Plan {
         if length > 0 && length.is_multiple_of(max_part) {
             steps.push(transfer(length..length));
         }
-        Self { steps }
+        Self { steps, ..Self::default() }
     }
 
     /// Adds a step. Empty transfers are left out, on both sides alike.
@@ -132,9 +140,14 @@ impl Position {
 
 /// A range cut into `count` parts of equal length, or one longer.
 pub(crate) fn parts(range: &Range<usize>, count: usize) -> Vec<Range<usize>> {
+    (0..count).map(|which| part(range, count, which)).collect()
+}
+
+/// One of these parts.
+fn part(range: &Range<usize>, count: usize, which: usize) -> Range<usize> {
     let (each, more) = (range.len() / count, range.len() % count);
     let begin = |part: usize| range.start + part * each + part.min(more);
-    (0..count).map(|part| begin(part)..begin(part + 1)).collect()
+    begin(which)..begin(which + 1)
 }
 
 /// Consecutive ranges of these lengths.
@@ -201,24 +214,28 @@ pub(crate) fn allgather_direct(at: Position, parts: &[Range<usize>]) -> Plan {
     plan
 }
 
+/// How many rounds of a direct all-reduce are in progress beyond the first one. All ranks send to one at the same time, so the last
+/// packets of a message are often lost. TCP finds that out by what follows them, and after its timeout if nothing does.
+pub(crate) const ROUNDS_AHEAD: usize = 3;
+
 /// All-reduce in which each rank owns a share: a direct reduce-scatter, then a direct all-gather. It goes in rounds, in which every
 /// share is done to the same degree, so that all links are busy in proportion to what they have to carry. A round has at most
-/// `piece` elements of a share. So a round's results are sent while the next one's contributions arrive.
+/// `piece` elements of a share. A round's results are sent while contributions to the next ones arrive.
 pub(crate) fn allreduce_direct(at: Position, shares: &[Range<usize>], piece: usize) -> Plan {
     let longest = shares.iter().map(Range::len).max().unwrap_or(0);
     let rounds = longest.div_ceil(piece.max(1)).max(1);
-    let pieces: Vec<Vec<Range<usize>>> = shares.iter().map(|share| parts(share, rounds)).collect();
     // Each rank starts with the next one, so that they do not all start with the same one.
     let after = || (1..at.size).map(|by| at.after(by));
     let before = || (1..at.size).map(|by| at.before(by));
     let others = || (0..at.size).filter(|rank| *rank != at.rank);
-    let mut plan = Plan::default();
+    let mut plan = Plan { ahead: 2 * ROUNDS_AHEAD, ..Plan::default() };
     for round in 0..rounds {
-        let piece = |rank: usize| &pieces[rank][round];
-        let contributions = others().map(|from| combine_in_order(from, piece(at.rank)));
-        plan.step(after().map(|to| send(to, piece(to))).chain(contributions));
-        let results = before().map(|from| store(from, piece(from)));
-        plan.step(after().map(|to| send(to, piece(at.rank))).chain(results));
+        let piece = |rank: usize| part(&shares[rank], rounds, round);
+        let own = piece(at.rank);
+        let contributions = others().map(|from| combine_in_order(from, &own));
+        plan.step(after().map(|to| send(to, &piece(to))).chain(contributions));
+        let results = before().map(|from| store(from, &piece(from)));
+        plan.step(after().map(|to| send(to, &own)).chain(results));
     }
     plan
 }

@@ -142,7 +142,7 @@ mod tests {
         let mut into = [1, 2];
         own.combine(&mut into, &[3, 4]);
         assert_eq!((into, own.element()), ([0x13, 0x24], 1));
-        own.combine_in_order(&[&[5, 6], &[1, 2], &[3, 4]], &mut into);
-        assert_eq!(into, [0x13 | 0x50 << 4 & 0xff, 0x24 | 0x60 << 4 & 0xff]);
+        own.combine_in_order(&[&[5, 6], &[7, 8]], &mut into);
+        assert_eq!(into, [0x57, 0x68]);
     }
 }

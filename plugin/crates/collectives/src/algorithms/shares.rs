@@ -2,10 +2,10 @@
 //!
 //! In a direct all-reduce of D bytes between p ranks, a rank that owns the share w sends its contribution to the other shares and
 //! the result of its own to p - 1 ranks: (1 - w)D + (p - 1)wD = (1 + (p - 2)w)D bytes, and receives as many. So ranks with links of
-//! the rates B are done at the same time with shares w = (TB/D - 1)/(p - 2), where T = 2(p - 1)D / sum(B) since the shares add up to
-//! 1. A rank whose share would be negative owns nothing: it sends D and receives D, which no all-reduce can avoid. The others share
-//! what is left by the same formula. Then T is the larger one of 2(p - 1)D / sum(B) and D / min(B), and no all-reduce by the ranks
-//! alone takes less.
+//! the rates B are done at the same time T with shares w = (TB/D - 1)/(p - 2), where T = 2(p - 1)D / sum(B), as all shares together
+//! are everything. A rank whose share would be negative owns nothing: it sends D and receives D, which no all-reduce can avoid. The
+//! others share what is left by the same formula. Then T is the larger one of 2(p - 1)D / sum(B) and D / min(B), and no all-reduce
+//! by the ranks alone takes less.
 
 use std::ops::Range;
 
@@ -117,8 +117,9 @@ mod tests {
         let lengths =
             |rates: &[u64]| shares(rates, 8400).iter().map(Range::len).collect::<Vec<_>>();
         assert_eq!(lengths(&[7; 8]), [1050; 8]);
-        // (14 * 60 / 760 - 1) / 6 of everything.
-        assert_eq!(lengths(&[100, 100, 100, 60, 100, 100, 100, 100])[3], 147);
+        // (14 * 60 / 760 - 1) / 6 of everything is 147.4.
+        let slow = lengths(&[100, 100, 100, 60, 100, 100, 100, 100])[3];
+        assert!((147..=148).contains(&slow), "{slow}");
         assert_eq!(lengths(&[100, 100, 40, 100])[2], 0);
         assert_eq!(lengths(&[1, 1, u64::MAX]), [0, 0, 8400]);
         // Between two ranks all splits cost the same.

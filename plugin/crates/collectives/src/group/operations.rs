@@ -22,8 +22,7 @@ use super::{Call, Group, Sequence};
 const MAX_PIECE: usize = 512 << 10;
 /// The same over TCP within a host. There the processors limit all ranks, and what matters is how often they wait for each other.
 const MAX_PIECE_ON_HOST: usize = 1 << 20;
-/// Maximum number of bytes of the contributions to a share that a rank holds until all have arrived, in each round. It holds those of
-/// two rounds at most.
+/// Maximum number of bytes of the contributions to its share that a rank of a direct all-reduce holds until all have arrived.
 const MAX_CONTRIBUTIONS: usize = 8 << 20;
 /// A piece of a direct all-reduce is not shorter for them than this: each message costs its sender and receiver time.
 const MIN_DIRECT_PIECE: usize = 64 << 10;
@@ -41,7 +40,8 @@ impl Group {
         let hosts = self.hosts();
         let rates = self.link_rates();
         let algorithm = call.algorithm.unwrap_or_else(|| {
-            cost_model::default_allreduce(self.size(), data.len(), hosts.len(), rates.as_deref())
+            // Without the rates: that a direct all-reduce is faster has not been measured.
+            cost_model::default_allreduce(self.size(), data.len(), hosts.len(), None)
         });
         let mut must_agree = 0;
         let piece = if algorithm == Algorithm::Ring { UNCUT_PIECE } else { self.max_piece() };
@@ -64,7 +64,7 @@ impl Group {
                 let rates = rates.unwrap_or_else(even);
                 // Ranks with other rates would send ranges of the same lengths for other parts of the buffer.
                 must_agree = rates_digest(&rates);
-                let most = MAX_CONTRIBUTIONS / self.size();
+                let most = MAX_CONTRIBUTIONS / (self.size() * (1 + plan::ROUNDS_AHEAD));
                 let bytes = most.max(MIN_DIRECT_PIECE).min(self.max_piece());
                 let shares = shares(&rates, count);
                 plan::allreduce_direct(self.position(), &shares, bytes / reduction.element())
