@@ -621,7 +621,7 @@ func TestGateChecksSuspectedNodeOnce(t *testing.T) {
 		state.Suspicions = []evenkeel.Suspicion{{Job: evenkeel.SuspiciousJob{Namespace: "ml", Kind: "Job", Name: "slow", UID: "1"}, Class: evenkeel.SuspectLink, Since: metav1.NewTime(noon), Message: "waits for a"}}
 		state.History = []evenkeel.HealthResult{{Check: "c", Time: metav1.NewTime(noon.Add(-time.Minute).Add(test.passed)), Verdict: evenkeel.VerdictPass}}
 		d := s.decide(func(j *Job) { j.Pods = gpuPods(1, "8") })
-		if d.Action != test.want || test.want == OpenUnproven && !strings.Contains(d.Message, "Job ml/slow suspects it") {
+		if d.Action != test.want || test.want == OpenUnproven && !strings.Contains(d.Message, "Job ml/slow has reported it as slow") {
 			t.Errorf("%s: %+v", name, d)
 		}
 	}
