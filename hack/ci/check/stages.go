@@ -38,8 +38,8 @@ type part struct {
 // A job's weight and apart are the table of what runs beside what: one Busy job at most, and beside it jobs that wait. The order of the
 // stages is the order in which their jobs start, once what they need is there.
 
-// stages are those of a usual run. Pure tests come first. Then those that take the longest begin, e2e and operator: they wait more than
-// they compute, and run beside all stages behind them.
+// stages are the stages of a usual run. Pure tests come first. The longest stages follow, e2e and operator. They mostly wait, so later
+// stages run beside them.
 var stages = []stage{
 	{
 		Stage: affected.Stage{Name: "format", Always: true, Reads: []string{".editorconfig", ".hadolint.yaml"}},

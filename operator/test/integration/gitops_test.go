@@ -249,8 +249,8 @@ var gitOpsJobs = map[string]string{
 	"pytorch": `{apiVersion: kubeflow.org/v1, kind: PyTorchJob, spec: {pytorchReplicaSpecs: {Master: {template: T}, Worker: {replicas: 2, template: T}}}}`,
 }
 
-// TestJobsDoNotDrift applies annotated jobs again and again, as the server and as a client apply them: those that run, those that wait, and those whose
-// templates have an affinity of their own, which is a list that an apply replaces.
+// TestJobsDoNotDrift applies annotated jobs again and again, on the server and in the client. Some run and some wait. Some templates
+// set an affinity of their own, a list that an apply replaces.
 func TestJobsDoNotDrift(t *testing.T) {
 	_, noJobSets := tryKinds(t, jobSetSource)
 	policy, pool, gated := newGate(t, "drifting", waitRegardless)
