@@ -40,7 +40,7 @@ pub(crate) unsafe fn options(call: *const Call) -> Result<collectives::Call, Err
     Ok(collectives::Call::from_parts(call.tag, timeout, algorithm)?)
 }
 
-/// Runs an operation of a group, after those of its sequence that were started before; or starts it, if the call asks for a request.
+/// Runs an operation of a group once earlier operations of its sequence are done. If the call asks for a request, only starts it.
 /// `prepare` checks the arguments.
 ///
 /// # Safety

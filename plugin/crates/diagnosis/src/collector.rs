@@ -134,7 +134,7 @@ impl Gathered {
 struct Suspicion {
     suspect: Suspect,
     since: Duration,
-    /// Number of judgements that named it, and of those that rule out that it passes.
+    /// Number of judgements that named it, and how many of these found that it does not pass by itself.
     seen: u32,
     firm: u32,
     /// Number of consecutive judgements that did not name it.

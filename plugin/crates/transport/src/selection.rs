@@ -47,8 +47,7 @@ pub(crate) fn settled_interfaces(settings: &Settings, log: &dyn Log) -> Result<I
     }
 }
 
-/// The interfaces without a carrier that are worth waiting for: those that the user names, and all that may lead out where no
-/// other does.
+/// The interfaces without a carrier that are worth waiting for. The user named them, or no interface with a carrier leads out.
 fn awaited<'a>(interfaces: &'a Interfaces, settings: &Settings) -> Vec<&'a str> {
     let names = &settings.interfaces;
     let filter = NameFilter::parse(names);
@@ -67,7 +66,7 @@ fn awaited<'a>(interfaces: &'a Interfaces, settings: &Settings) -> Vec<&'a str> 
     found
 }
 
-/// One address of each interface to use, of those that are there and that the settings allow.
+/// Chooses one address of each interface to use. The settings limit the choice.
 ///
 /// # Errors
 /// [`ErrorKind::Config`] when there is none, with the reason for each interface that is left out.

@@ -14,7 +14,7 @@ use super::call_failure_hook;
 use super::entry::{Called, Entry, Recorded, State};
 use super::ring::RING;
 
-/// The groups that exist or of which a call is kept. Those that are gone are removed when another one is made.
+/// Groups that exist, and closed groups with a call in the ring. Making a group removes the others.
 static GROUPS: Mutex<Vec<Weak<GroupRecord>>> = Mutex::new(vec![]);
 
 /// A group's name and its ranks' numbers outside of Evenkeel.
