@@ -78,7 +78,7 @@ func contested(t *testing.T, object *unstructured.Unstructured) map[string][]str
 	fields := func(entry metav1.ManagedFieldsEntry) map[string]bool {
 		t.Helper()
 		var tree map[string]any
-		if err := json.Unmarshal(entry.FieldsV1.Raw, &tree); err != nil {
+		if err := json.Unmarshal(entry.FieldsV1.GetRawBytes(), &tree); err != nil {
 			t.Fatal(err)
 		}
 		leaves := map[string]bool{}

@@ -74,6 +74,10 @@ impl Upstream {
     /// Receives the servers' answers to the report of a failure. Returns true once each has read it, or is lost.
     pub(crate) fn poll_answers(&mut self) -> bool {
         // All are asked: each has to receive its answer.
-        self.links.iter_mut().fold(true, |all, link| link.poll_answer() && all)
+        let mut have_all = true;
+        for link in &mut self.links {
+            have_all &= link.poll_answer();
+        }
+        have_all
     }
 }
