@@ -131,6 +131,10 @@ func (o options) run(ctx context.Context, out io.Writer, names []string) error {
 		r := runner.Runner{
 			Experiment: e, Only: only, Fresh: o.fresh, Rounds: o.roundsOf(e), Programs: programs, Plugins: plugins[:len(plugins):len(plugins)], Setting: setting,
 			Command: page.Command(os.Args[1:]), Wait: o.wait, Store: store, Out: out, Clock: clock.RealClock{}, Probe: runner.Busy,
+			Measured: func() error {
+				_, err := writePage(page.NewResults(e, store.Samples), o.output)
+				return err
+			},
 		}
 		against := ""
 		if earlier.Library != "" {

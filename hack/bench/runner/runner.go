@@ -38,9 +38,11 @@ type Runner struct {
 	// Wait is the time that all runs together may wait for a quiet machine.
 	Wait  time.Duration
 	Store *Store
-	Out   io.Writer
-	Clock clock.PassiveClock
-	Probe Probe
+	// Measured is called after each case, so that a page is there before all is measured; nil if nothing is to be done.
+	Measured func() error
+	Out      io.Writer
+	Clock    clock.PassiveClock
+	Probe    Probe
 }
 
 // A contender is one of the experiment's with the programs that it runs with.
@@ -72,6 +74,12 @@ func (r *Runner) Run(ctx context.Context) (err error) {
 				return errors.New("interrupted: the same command goes on where it stopped")
 			}
 			return fmt.Errorf("%s: %w", c.Name, err)
+		}
+		if r.Measured == nil {
+			continue
+		}
+		if err := r.Measured(); err != nil {
+			return err
 		}
 	}
 	return nil

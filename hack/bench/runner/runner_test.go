@@ -225,6 +225,24 @@ func TestInterruptedRunLosesOneSample(t *testing.T) {
 	}
 }
 
+func TestPageCanBeWrittenAfterEachCase(t *testing.T) {
+	b := newBench(t, filepath.Join(t.TempDir(), "fake.jsonl"))
+	var there []int
+	b.Measured = func() error {
+		there = append(there, len(b.Store.Samples))
+		return nil
+	}
+	b.run(t)
+	if want := []int{9, 15}; !slices.Equal(there, want) {
+		t.Errorf("%v samples were there after the cases, want %v", there, want)
+	}
+	b = newBench(t, filepath.Join(t.TempDir(), "fake.jsonl"))
+	b.Measured = func() error { return errors.New("no space") }
+	if err := b.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "no space") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestOtherSettingMeasuresSelectedCasesAnew(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fake.jsonl")
 	newBench(t, path).run(t)
