@@ -380,14 +380,28 @@ func (s series) busy() []float64 {
 	return all
 }
 
-// said lists what a field of the runs says, where it says something.
+// said lists what a field of the runs says, where it says something: once for the runs of a contender that say the same.
 func (c caseResult) said(what string, of func(experiment.Sample) string) []string {
 	var all []string
 	for _, s := range c.series {
+		var texts []string
+		runs := map[string][]string{}
 		for _, run := range s.runs {
-			if text := of(run); text != "" {
-				all = append(all, fmt.Sprintf("%s, run %d%s: %s", s.name, run.Round+1, what, text))
+			text := of(run)
+			if text == "" {
+				continue
 			}
+			if runs[text] == nil {
+				texts = append(texts, text)
+			}
+			runs[text] = append(runs[text], strconv.Itoa(run.Round+1))
+		}
+		for _, text := range texts {
+			which := "run " + runs[text][0]
+			if len(runs[text]) > 1 {
+				which = "runs " + strings.Join(runs[text], ", ")
+			}
+			all = append(all, fmt.Sprintf("%s, %s%s: %s", s.name, which, what, text))
 		}
 	}
 	return all

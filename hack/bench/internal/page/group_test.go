@@ -41,7 +41,7 @@ func TestAGroupIsOneTable(t *testing.T) {
 	}
 	add("path", 0, "", map[experiment.Quantity]float64{named: 7, right: 1, alarms: 0})
 	add("path", 1, "h7 was named", map[experiment.Quantity]float64{right: 0, alarms: 3})
-	add("path", 2, "", map[experiment.Quantity]float64{alarms: 0})
+	add("path", 2, "h7 was named", map[experiment.Quantity]float64{alarms: 0})
 	add("card", 0, "", map[experiment.Quantity]float64{alarms: 0})
 	add("cost", 0, "", map[experiment.Quantity]float64{alarms: 1})
 	samples = append(samples, experiment.Sample{Case: "card", Contender: "bagua", Failure: "it broke"})
@@ -54,7 +54,7 @@ func TestAGroupIsOneTable(t *testing.T) {
 		"## Injected faults\n\n| case | named after, median | worst | best | spread | right | alarms, mean (worst) | processors in all |\n| --- ",
 		"| slow path | 7.0 s | 7.0 s | 7.0 s | 0 % | 1 of 2 (9 to 91 %) | 1.0 /h (3.0 /h) | 0 % |\n| slow card | - |  |  |  |  | 0.0 /h (0.0 /h) | 0 % |\n",
 		"| slow card, bagua | all runs failed |\n| all | 7.0 s | 7.0 s | 7.0 s | 0 % | 1 of 2 (9 to 91 %) | 0.8 /h (3.0 /h) | 0 % |\n\n",
-		"slow card, bagua, run 1 failed: it broke\n\n* slow path, run 2: h7 was named\n\n![injected faults](grouped-injected-faults.svg)\n",
+		"slow card, bagua, run 1 failed: it broke\n\n* slow path, runs 2, 3: h7 was named\n\n![injected faults](grouped-injected-faults.svg)\n",
 		"## Cost\n\n| contender | alarms, mean |",
 	} {
 		if !strings.Contains(text, want) {
