@@ -28,7 +28,7 @@ func onGPU() experiment.Experiment {
 			"the ways, and are no measure of what any can carry. With NVIDIA's MPS kernels run at the same time. It is started before:\n" +
 			"`export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps; nvidia-cuda-mps-control -d; make gpu`. Times are medians of a run's all-reduces of float32, sum.",
 		Notes:  "In the middle of a run a rank is killed (SIGKILL), and in another one a reduction server. All ranks that are left must get an error from NCCL, and exit.",
-		Rounds: 3, QuickRounds: 1, Checks: true,
+		Rounds: 5, QuickRounds: 1, Checks: true,
 		Open: open,
 		Cases: func(quick bool) []experiment.Case {
 			w := gpu.Load{Lab: lab, Ranks: 2, Min: 8, Max: 64 << 20, Iterations: 5, Timeout: time.Minute, OutputTimeout: 90 * time.Second}
