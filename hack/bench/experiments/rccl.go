@@ -46,6 +46,7 @@ Evenkeel and 0.47 s over RCCL's sockets. These runs were made once, by hand; the
 			return []experiment.Case{
 				network("four-links", "4 links of 500 Mbit/s, chosen by a hash of addresses and ports", 5, 500*netns.Mbit, 500*netns.Mbit, 500*netns.Mbit, 500*netns.Mbit),
 				network("slow-link", "the same, one link at 100 Mbit/s", 5, 500*netns.Mbit, 500*netns.Mbit, 500*netns.Mbit, 100*netns.Mbit),
+				network("one-link", "1 link of 500 Mbit/s", 5, 500*netns.Mbit),
 				network("direct", "hosts joined directly, unshaped", 40),
 			}
 		},

@@ -19,13 +19,16 @@ type AllReduce struct {
 	Count int
 }
 
-// Plugin has RCCL use the plugin.
-func (w AllReduce) Plugin(name string) experiment.Contender {
+// Plugin has RCCL use the plugin, with these variables of the environment.
+func (w AllReduce) Plugin(name string, environment ...string) experiment.Contender {
 	return experiment.Contender{Name: name, Run: func(ctx context.Context, r experiment.Run) (experiment.Measured, error) {
+		if err := known(r.Library, environment); err != nil {
+			return experiment.Measured{}, err
+		}
 		if err := w.Lab().Use(r.Library); err != nil {
 			return experiment.Measured{}, err
 		}
-		return w.run(ctx, r.Lab, false, nil)
+		return w.run(ctx, r.Lab, false, environment)
 	}}
 }
 
