@@ -29,7 +29,7 @@ func cleanupCommand() *cobra.Command {
 		Short: "Open all gates, and remove from all nodes what pre-flight checks put there",
 		Long: `Opens the gates of all jobs that wait for their nodes to be proven, and removes the condition EvenkeelNetworkHealthy, the
 label and the taint evenkeel.dev/network from all nodes. The chart runs it when it is uninstalled. It may be interrupted and
-started again.
+started again. While the Deployment of a controller is there that nobody deletes, it fails and changes nothing.
 
 With --check it changes nothing. It fails if a ClusterQueue of Kueue names an AdmissionCheck of Evenkeel's: such a queue would
 admit nothing any more. The chart runs that before it is uninstalled.`,
@@ -57,6 +57,11 @@ admit nothing any more. The chart runs that before it is uninstalled.`,
 			if check {
 				return checkQueues(ctx, c)
 			}
+			// Where manifests are applied with the chart's hooks in them, the Job of an uninstall starts beside the controller.
+			if err := uninstall.Gone(ctx, c, namespace); err != nil {
+				return fmt.Errorf("nothing was changed: %w. To uninstall, run helm uninstall or kubectl evenkeel uninstall. If the chart's manifests were "+
+					"applied, render them with helm template --no-hooks, and delete the Job of this pod", err)
+			}
 			now := clock.RealClock{}
 			steps := append(uninstall.Gates(c, now), uninstall.Leftovers(c, now)...)
 			if namespace != "" {
@@ -66,7 +71,7 @@ admit nothing any more. The chart runs that before it is uninstalled.`,
 		},
 	}
 	cmd.Flags().BoolVar(&check, "check", false, "change nothing, and fail if a ClusterQueue of Kueue would admit nothing any more")
-	cmd.Flags().StringVar(&namespace, "namespace", os.Getenv("POD_NAMESPACE"), "the namespace of the installation, in which checks are ended (default: the environment's POD_NAMESPACE)")
+	cmd.Flags().StringVar(&namespace, "namespace", os.Getenv("POD_NAMESPACE"), "the namespace of the installation, in which checks are ended and no controller may stay (default: the environment's POD_NAMESPACE)")
 	return cmd
 }
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -19,9 +20,10 @@ import (
 )
 
 const (
-	instanceLabel = "app.kubernetes.io/instance"
-	chartLabel    = "helm.sh/chart"
-	chartPrefix   = "evenkeel-"
+	instanceLabel  = "app.kubernetes.io/instance"
+	componentLabel = "app.kubernetes.io/component"
+	chartLabel     = "helm.sh/chart"
+	chartPrefix    = "evenkeel-"
 	// podTimeout bounds the wait for a pod of the operator to end, its grace period included.
 	podTimeout = 2 * time.Minute
 )
@@ -59,6 +61,28 @@ var (
 
 // A Release is an installation of the chart.
 type Release struct{ Name, Namespace string }
+
+// Gone is an error while a controller is installed in the namespace, or in any if it is empty, and nobody deletes it: it would gate jobs
+// and mark nodes again.
+func Gone(ctx context.Context, c client.Client, namespace string) error {
+	var installed []string
+	var deployments appsv1.DeploymentList
+	err := sweep.Pages(ctx, c, &deployments, func() error {
+		for _, d := range deployments.Items {
+			if d.DeletionTimestamp == nil && strings.HasPrefix(d.Labels[chartLabel], chartPrefix) {
+				installed = append(installed, d.Namespace+"/"+d.Name)
+			}
+		}
+		return nil
+	}, client.InNamespace(namespace), client.MatchingLabels{componentLabel: "controller"})
+	if err != nil {
+		return fmt.Errorf("list Deployments: %w", err)
+	}
+	if len(installed) > 0 {
+		return fmt.Errorf("the controller stays, as nobody deletes the Deployment %s", strings.Join(installed, ", "))
+	}
+	return nil
+}
 
 // Stop are the steps after which nothing of the release works any more: nothing gates jobs or marks nodes again.
 func (r Release) Stop(c client.Client) []Step {
