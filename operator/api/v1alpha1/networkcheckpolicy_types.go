@@ -106,8 +106,8 @@ type TriggerSpec struct {
 	// +kubebuilder:default=Enabled
 	Suspicions Switch `json:"suspicions,omitempty"`
 
-	// repairs is Enabled (the default) to check nodes again that failed: when they become ready, as after a reboot, and else when their
-	// verdict is older than freshnessSeconds. Nodes that are cordoned are checked when they are not any more.
+	// repairs is Enabled (the default) to check nodes again that failed: when they become ready, as after a reboot, when they are
+	// uncordoned, and else when their verdict is older than freshnessSeconds.
 	// +optional
 	// +kubebuilder:default=Enabled
 	Repairs Switch `json:"repairs,omitempty"`

@@ -146,6 +146,44 @@ func TestPolicyChecksFailedNodeAfterReboot(t *testing.T) {
 	}
 }
 
+// A repair need not restart the node. Whoever drained it for the repair gives it back.
+func TestPolicyChecksFailedNodeThatIsGivenBack(t *testing.T) {
+	var repaired atomic.Bool
+	f := newFleet(t, func(nodes []string) ending {
+		if repaired.Load() {
+			return links(nil)(nodes)
+		}
+		return links(map[string]float64{"back-0": 0.1, "back-1": 0.1})(nodes)
+	})
+	newNodes(t, "back", 10)
+	now := &clock{}
+	start(t, f, now, now)
+	p := newPolicy(t, "back", func(s *evenkeel.NetworkCheckPolicySpec) {
+		long := int32(86400) // Jobs are made by the API server's clock
+		s.Check.RunTimeoutSeconds = &long
+	})
+	carries(t, "back-0", "False TooSlow|unhealthy|")
+	waitPolicy(t, p, "no check runs", func() bool {
+		return p.Status.RunningCheck == "" && p.Status.Unhealthy != nil && *p.Status.Unhealthy == 2
+	})
+	repaired.Store(true)
+	now.advance(time.Minute)
+	for _, unschedulable := range []string{"true", "false"} {
+		patch := client.RawPatch(types.MergePatchType, []byte(`{"spec": {"unschedulable": `+unschedulable+`}}`))
+		if err := admin.Patch(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "back-0"}}, patch); err != nil {
+			t.Fatal(err)
+		}
+	}
+	taintNode(t, "back-1", "karpenter.sh/disrupted")
+	taintNode(t, "back-1", "")
+	for _, name := range []string{"back-0", "back-1"} {
+		carries(t, name, "True Proven|healthy|")
+	}
+	if checks := policyChecks(t, p); !slices.ContainsFunc(checks, func(c evenkeel.NetworkCheck) bool { return c.Labels[evenkeel.TriggerKey] == "repair" }) {
+		t.Errorf("of the checks %v, none is for a repair", checks)
+	}
+}
+
 // A node that is in use when the schedule checks all nodes is checked when its job ends.
 func TestPolicyChecksNodesWhenTheirJobEnds(t *testing.T) {
 	f := newFleet(t, links(nil))

@@ -66,16 +66,17 @@ type Reconciler struct {
 	// Delays scales how long changes are collected, and the nodes that jobs leave.
 	Delays debounce.Scale
 
-	client client.Client
+	client  client.Client
+	returns returns
 }
 
 // SetupWithManager starts the controller with the manager.
 func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
-	c.client = mgr.GetClient()
+	c.client, c.returns.clock = mgr.GetClient(), c.Clock
 	every := handler.EnqueueRequestsFromMapFunc(c.allPolicies)
 	return builder.ControllerManagedBy(mgr).Named("networkcheckpolicy").
 		For(&evenkeel.NetworkCheckPolicy{}).
-		Watches(&corev1.Node{}, every, builder.WithPredicates(nodenetworkhealth.NodeChanged)).
+		Watches(&corev1.Node{}, every, builder.WithPredicates(c.returns.watch(nodenetworkhealth.NodeChanged))).
 		Watches(&evenkeel.NodeNetworkHealth{}, debounce.Handler(c.Delays.Of(debounceDelay), every)).
 		Watches(&evenkeel.NetworkCheck{}, handler.EnqueueRequestsFromMapFunc(policyOfCheck)).
 		WatchesRawSource(source.Channel(c.Requests.changed, every)).
@@ -233,7 +234,7 @@ func (c *Reconciler) createDueChecks(ctx context.Context, policy *evenkeel.Netwo
 	for _, name := range pending {
 		occupied[name] = true
 	}
-	v := &view{policy: policy, nodes: nodes, states: healths, use: c.Use, occupied: occupied, now: now, settle: c.Delays.Of(settleDelay)}
+	v := &view{policy: policy, nodes: nodes, states: healths, use: c.Use, returned: c.returns.of, occupied: occupied, now: now, settle: c.Delays.Of(settleDelay)}
 	if status.LastScheduleTime != nil && s != nil {
 		v.scheduled = status.LastScheduleTime.Time
 	}

@@ -99,6 +99,8 @@ type view struct {
 	nodes  []*corev1.Node
 	states map[string]*evenkeel.NodeNetworkHealthStatus
 	use    nodeUse
+	// returned is when a node was last given back that was drained or cordoned; zero: never, as far as is known.
+	returned func(node string) time.Time
 	// occupied are the nodes of checks that run, or whose results are not recorded yet.
 	occupied map[string]bool
 	// scheduled is the latest time of the schedule; zero: none.
@@ -187,11 +189,14 @@ func (v *view) reason(n *corev1.Node, s *evenkeel.NodeNetworkHealthStatus) (why 
 	older := func(than time.Time) bool { return s.ObservedTime == nil || s.ObservedTime.Time.Before(than) }
 	suspected := health.SuspicionDue(s)
 	failed, returned := s.ObservedTime != nil && s.Health == evenkeel.HealthUnhealthy && triggers.Repairs != evenkeel.SwitchDisabled, readySince(n)
+	if given := v.returned(n.Name); given.After(returned) {
+		returned = given
+	}
 	switch left := v.use.Left(n.Name); {
 	// Times are stored in whole seconds. A result of the same second came before the job's end: a later one would have decided.
 	case !suspected.IsZero() && triggers.Suspicions != evenkeel.SwitchDisabled && older(suspected.Add(time.Nanosecond)):
 		return triggerSuspicion, suspected.Add(v.settle)
-	case failed && older(returned): // such as after a reboot
+	case failed && older(returned): // such as after a reboot, or when it is uncordoned
 		return triggerRepair, returned.Add(v.settle)
 	case s.ObservedTime == nil && triggers.NewNodes != evenkeel.SwitchDisabled:
 		return triggerNew, time.Time{}

@@ -70,7 +70,7 @@ var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 // newView has ready nodes without results. The changes are made by name.
 func newView(names ...string) *view {
 	p := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p"}}
-	v := &view{policy: p, states: map[string]*evenkeel.NodeNetworkHealthStatus{}, use: fakeUse{map[string]string{}, map[string]time.Time{}}, occupied: map[string]bool{}, now: noon, settle: settleDelay}
+	v := &view{policy: p, states: map[string]*evenkeel.NodeNetworkHealthStatus{}, use: fakeUse{map[string]string{}, map[string]time.Time{}}, returned: func(string) time.Time { return time.Time{} }, occupied: map[string]bool{}, now: noon, settle: settleDelay}
 	for _, name := range names {
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid of " + name)}}
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
@@ -130,6 +130,16 @@ func planned(checks []plannedCheck) string {
 		all = append(all, text)
 	}
 	return strings.Join(all, "; ")
+}
+
+// given has the node given back at the time, and no other.
+func (v *view) given(name string, at time.Time) {
+	v.returned = func(node string) time.Time {
+		if node == name {
+			return at
+		}
+		return time.Time{}
+	}
 }
 
 func TestPolicyPlan(t *testing.T) {
@@ -277,6 +287,20 @@ func TestPolicyPlan(t *testing.T) {
 			v.known(evenkeel.HealthUnhealthy, time.Hour, "e")
 			v.node("e").Status.Conditions[0].LastTransitionTime = metav1.NewTime(noon.Add(-time.Minute))
 			v.node("e").Spec.Unschedulable = true
+		}},
+		"failed, and uncordoned": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d")
+			v.known(evenkeel.HealthUnhealthy, time.Hour, "e")
+			v.given("e", noon.Add(-time.Minute))
+		}, want: "repair e with 3"},
+		"uncordoned, and failed again": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d")
+			v.known(evenkeel.HealthUnhealthy, time.Hour, "e")
+			v.given("e", noon.Add(-2*time.Hour))
+		}, next: 23 * time.Hour},
+		"passed, and uncordoned": {scene: func(v *view) {
+			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d", "e")
+			v.given("e", noon.Add(-time.Minute))
 		}},
 		"failed, rebooted, and the check was inconclusive": {scene: func(v *view) {
 			v.known(evenkeel.HealthHealthy, time.Hour, "a", "b", "c", "d")
