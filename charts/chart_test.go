@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 )
@@ -87,6 +88,31 @@ func TestLint(t *testing.T) {
 	t.Parallel()
 	if out, err := helm("lint", "--strict", "evenkeel", "--set", "defaultProfile.spec.plugin.image="+pinned); err != nil {
 		t.Errorf("helm lint: %v\n%s", err, out)
+	}
+}
+
+// GitOps compares what is rendered now with what was: the same values make the same manifests, also where there is no cluster to look
+// at. An upgrade of the release changes nothing either.
+func TestRenderingsAreTheSame(t *testing.T) {
+	t.Parallel()
+	everything := []string{"--set", "networkPolicy.enabled=true,metrics.dashboard.enabled=true,defaultProfile.spec.plugin.image=" + pinned}
+	first, problem := template("evenkeel", everything...)
+	if problem != "" {
+		t.Fatal(problem)
+	}
+	for what, args := range map[string][]string{"again": nil, "as an upgrade": {"--is-upgrade"}} {
+		second, problem := template("evenkeel", append(args, everything...)...)
+		if problem != "" {
+			t.Fatal(problem)
+		}
+		for key := range first {
+			if diff := cmp.Diff(first[key], second[key]); diff != "" {
+				t.Errorf("rendered %s, %s differs: %s", what, key, diff)
+			}
+		}
+		if len(second) != len(first) {
+			t.Errorf("rendered %s, there are %d objects instead of %d", what, len(second), len(first))
+		}
 	}
 }
 
