@@ -210,7 +210,7 @@ var extra = []stage{
 	},
 	{
 		Stage: affected.Stage{
-			Name: "walk", Tests: []affected.Packages{walkTests}, Programs: clusterPrograms, Crates: shippedCrates, Reads: slices.Concat(clusterFiles, []string{"docs/install.md"}),
+			Name: "walk", Tests: []affected.Packages{walkTests}, Programs: clusterPrograms, Crates: shippedCrates, Reads: slices.Concat(clusterFiles, []string{"docs/install.md", "docs/releasing.md"}),
 		},
 		about: "a release, installed on a real cluster as docs/install.md says",
 		root:  true,

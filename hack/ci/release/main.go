@@ -71,7 +71,11 @@ notes, checksums and a signature of them. It needs root on Debian, as the base o
 			if err := r.build(cmd.Context()); err != nil {
 				return err
 			}
-			if err := s.sign(cmd.Context(), r.progress, filepath.Join(r.folder, sumsFile)); err != nil {
+			by, err := s.signer(cmd.Context(), r.progress)
+			if err != nil {
+				return err
+			}
+			if err := by.sign(cmd.Context(), filepath.Join(r.folder, sumsFile)); err != nil {
 				return err
 			}
 			fmt.Println(r.folder)
@@ -79,10 +83,14 @@ notes, checksums and a signature of them. It needs root on Debian, as the base o
 		},
 	}
 	r.flags(cmd)
+	s.flags(cmd)
+	return cmd
+}
+
+func (s *signing) flags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&s.key, "key", "", "private key of cosign that signs; COSIGN_PASSWORD has its password. Default: a key of this user, made at first use")
 	cmd.Flags().BoolVar(&s.keyless, "keyless", false, "sign with the identity of a CI, by Sigstore's public service")
 	cmd.MarkFlagsMutuallyExclusive("key", "keyless")
-	return cmd
 }
 
 func verifyCommand() *cobra.Command {
@@ -101,11 +109,12 @@ func verifyCommand() *cobra.Command {
 }
 
 func publishCommand() *cobra.Command {
-	p := publication{progress: os.Stderr}
+	p, s := publication{progress: os.Stderr}, signing{}
 	cmd := &cobra.Command{
-		Use: "publish FOLDER", Short: "Push a release's images and chart to the registry that it was built for", Args: cobra.ExactArgs(1),
-		Long: `Push the images and the chart of a release to the registry that it was built for. Credentials are those of skopeo and helm
-("skopeo login", "helm registry login"). The other files of the folder are for the place that --downloads named.`,
+		Use: "publish FOLDER", Short: "Push a release's images and chart to the registry that it was built for, and sign the images", Args: cobra.ExactArgs(1),
+		Long: `Push the images and the chart of a release to the registry that it was built for, and sign the images there, as whoever has
+signed the release. Credentials are those of skopeo, helm and cosign, which read ~/.docker/config.json ("skopeo login" writes it with
+REGISTRY_AUTH_FILE). The other files of the folder are for the place that --downloads named.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			box, err := toolbox.New(p.progress)
 			if err != nil {
@@ -114,9 +123,13 @@ func publishCommand() *cobra.Command {
 			if p.helm, err = box.Path(cmd.Context(), "helm"); err != nil {
 				return err
 			}
+			if p.signer, err = s.signer(cmd.Context(), p.progress); err != nil {
+				return err
+			}
 			return p.publish(cmd.Context(), strings.TrimSuffix(args[0], "/"))
 		},
 	}
 	cmd.Flags().StringVar(&p.to, "to", "", "a mirror of that registry, to push to instead")
+	s.flags(cmd)
 	return cmd
 }

@@ -20,10 +20,11 @@ import (
 type publication struct {
 	to       string // a mirror of the registry that the release names; empty: that registry
 	helm     string
+	signer   signer
 	progress io.Writer
 }
 
-// publish pushes the images and the chart of a release's folder.
+// publish pushes the images and the chart of a release's folder, and signs the images where they are then.
 func (p publication) publish(ctx context.Context, folder string) error {
 	if p.to != "" && !validRegistry.MatchString(p.to) {
 		return fmt.Errorf("--to %q is not like registry.example.com/evenkeel", p.to)
@@ -33,6 +34,9 @@ func (p publication) publish(ctx context.Context, folder string) error {
 	}
 	images, err := imagesOf(folder)
 	if err != nil {
+		return err
+	}
+	if err := p.signer.hasSigned(ctx, folder); err != nil {
 		return err
 	}
 	charts, err := filepath.Glob(filepath.Join(folder, "evenkeel-*.tgz"))
@@ -54,6 +58,9 @@ func (p publication) publish(ctx context.Context, folder string) error {
 		}
 		if digest := fmt.Sprintf("sha256:%x", sha256.Sum256(manifest)); digest != i.digest {
 			return fmt.Errorf("the registry has %s with the digest %s, and the release has %s", target, digest, i.digest)
+		}
+		if err := p.signer.signImage(ctx, registry+"/"+i.name+"@"+i.digest); err != nil {
+			return fmt.Errorf("sign %s: %w", i.name, err)
 		}
 	}
 	fmt.Fprintf(p.progress, "pushing the chart to oci://%s/charts\n", registry)

@@ -57,7 +57,11 @@ func TestReleaseIsInstalledAsThePageSays(t *testing.T) {
 	}
 	home := t.TempDir()
 	t.Setenv("XDG_CONFIG_HOME", filepath.Join(home, ".config")) // the signing key
-	if err := (signing{}).sign(ctx, r.progress, filepath.Join(r.folder, sumsFile)); err != nil {
+	by, err := signing{}.signer(ctx, r.progress)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := by.sign(ctx, filepath.Join(r.folder, sumsFile)); err != nil {
 		t.Fatal(err)
 	}
 
@@ -93,9 +97,14 @@ func TestReleaseIsInstalledAsThePageSays(t *testing.T) {
 	proxy, certificate := withTLS(t, cluster)
 	t.Setenv("HTTPS_PROXY", proxy)
 	t.Setenv("SSL_CERT_FILE", certificate)
-	p := publication{helm: filepath.Join(bin, "helm"), progress: os.Stderr}
+	p := publication{helm: filepath.Join(bin, "helm"), signer: by, progress: os.Stderr}
 	if err := p.publish(ctx, r.folder); err != nil {
 		t.Fatal(err)
+	}
+	for _, i := range r.built {
+		if err := pageVerifies(ctx, by.cosign, r.folder, r.registry+"/"+i.name+"@"+i.digest); err != nil {
+			t.Errorf("%s: %v", i.name, err)
+		}
 	}
 
 	installsByKrew(t, box, r)
