@@ -233,6 +233,23 @@ func TestSourcesInDocsExist(t *testing.T) {
 	}
 }
 
+// The values of a release name its images by digest, so that an upgrade that reuses them upgrades nothing.
+func TestUpgradesInDocsReuseNoValues(t *testing.T) {
+	found := 0
+	command := regexp.MustCompile("helm upgrade evenkeel (?:[^`\\\\\n]|\\\\\n)*") // with the lines that it continues on
+	forEachPage(t, func(page, text string) {
+		for _, upgrade := range command.FindAllString(text, -1) {
+			found++
+			if strings.Contains(upgrade, "--reuse-values") {
+				t.Errorf("%s: %s", page, upgrade)
+			}
+		}
+	})
+	if found < 3 {
+		t.Errorf("%d upgrades were found, want at least 3", found)
+	}
+}
+
 func TestMetricsInDocsExist(t *testing.T) {
 	reference, err := metricsPage(root(t))
 	if err != nil {
