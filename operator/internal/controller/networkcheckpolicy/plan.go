@@ -99,7 +99,7 @@ type view struct {
 	nodes  []*corev1.Node
 	states map[string]*evenkeel.NodeNetworkHealthStatus
 	use    nodeUse
-	// returned is when a node was last given back that was drained or cordoned; zero: never, as far as is known.
+	// returned is when a node was last given back that was drained or cordoned, or started again; zero: never, as far as is known.
 	returned func(node string) time.Time
 	// occupied are the nodes of checks that run, or whose results are not recorded yet.
 	occupied map[string]bool

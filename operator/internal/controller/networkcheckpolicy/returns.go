@@ -12,7 +12,8 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/nodedrain"
 )
 
-// returns knows when nodes were given back that were drained or cordoned, since the controller started: nodes do not say it.
+// returns knows when nodes were given back that were drained or cordoned, or started again, since the controller started: nodes do not
+// say it. A node that starts again soon enough stays ready.
 type returns struct {
 	clock clock.PassiveClock
 
@@ -20,16 +21,19 @@ type returns struct {
 	at map[string]time.Time // by node
 }
 
-// watch is a predicate that notes what happens to nodes, and passes what the next one does.
+// watch is a predicate that notes what happens to nodes, and passes that and what the next one does.
 func (r *returns) watch(next predicate.Predicate) predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc:  next.Create,
 		GenericFunc: next.Generic,
 		UpdateFunc: func(e event.UpdateEvent) bool {
-			if nodedrain.Of(e.ObjectOld.(*corev1.Node)) && !nodedrain.Of(e.ObjectNew.(*corev1.Node)) {
-				r.note(e.ObjectNew.GetName(), r.clock.Now())
+			before, after := e.ObjectOld.(*corev1.Node), e.ObjectNew.(*corev1.Node)
+			boot := before.Status.NodeInfo.BootID
+			returned := nodedrain.Of(before) && !nodedrain.Of(after) || boot != "" && boot != after.Status.NodeInfo.BootID
+			if returned {
+				r.note(after.Name, r.clock.Now())
 			}
-			return next.Update(e)
+			return returned || next.Update(e)
 		},
 		DeleteFunc: func(e event.DeleteEvent) bool {
 			r.note(e.Object.GetName(), time.Time{})
@@ -38,7 +42,7 @@ func (r *returns) watch(next predicate.Predicate) predicate.Predicate {
 	}
 }
 
-// note notes when a node was given back; zero: it is gone.
+// note notes when a node returned; zero: it is gone.
 func (r *returns) note(node string, at time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -50,7 +54,7 @@ func (r *returns) note(node string, at time.Time) {
 	}
 }
 
-// of is when the node was last given back; zero: never, as far as is known.
+// of is when the node last returned; zero: never, as far as is known.
 func (r *returns) of(node string) time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
