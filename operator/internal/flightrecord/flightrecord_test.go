@@ -2,10 +2,15 @@ package flightrecord
 
 import (
 	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 const now = int64(1_800_000_000_000_000_000)
@@ -136,6 +141,12 @@ func TestExplain(t *testing.T) {
 			r[2].Calls[0].InputBytes, r[2].Calls[0].OutputBytes = 28, 28
 			return r
 		}, want: []string{"group default_pg: the ranks disagree about all_reduce #3: rank 2 passes 28 bytes, the other 3 ranks pass 24 bytes"}},
+		"a call that waits its turn has no size yet": {size: 2, change: func(r []*Record) []*Record {
+			allIn(r, "all_reduce", 3)
+			c := &r[1].Calls[0]
+			c.State, c.InputBytes, c.OutputBytes = scheduled, 0, 0
+			return r
+		}, want: []string{"group default_pg: all 2 ranks are in all_reduce #3 for 30s, and agree about it: data that one of them waits for does not come"}},
 		"parts of a gather may differ": {size: 2, change: func(r []*Record) []*Record {
 			allIn(r, "all_gather_v", 3)
 			r[1].Calls[0].InputBytes = 4
@@ -298,6 +309,32 @@ func TestParseRefuses(t *testing.T) {
 				t.Errorf("error %v, want %q in one line", err, test.want)
 			}
 		})
+	}
+}
+
+// TestParseReadsWhatThePackageWrites: the Python package's tests compare what it writes with this file.
+func TestParseReadsWhatThePackageWrites(t *testing.T) {
+	data, err := os.ReadFile(filepath.Join("testdata", "record.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Parse(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines, missing := Explain([]*Record{r})
+	want := []string{"group default_pg: rank 2 waits in receive of message #1 from rank 4 to rank 2, which failed: recv: rank 4 is lost; rank 4 has no record"}
+	if !slices.Equal(lines, want) || !slices.Equal(missing, []int{4}) {
+		t.Errorf("says\n%s\nmissing %v", strings.Join(lines, "\n"), missing)
+	}
+	// What is read under another name would be read as nothing.
+	var written, read map[string]any
+	if err := errors.Join(json.Unmarshal(data, &written), json.Unmarshal(encode(t, r), &read)); err != nil {
+		t.Fatal(err)
+	}
+	delete(written, "process") // for people who read the file
+	if diff := cmp.Diff(written, read); diff != "" {
+		t.Error(diff)
 	}
 }
 

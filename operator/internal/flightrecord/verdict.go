@@ -218,7 +218,7 @@ var aspects = []struct {
 	{"calls", "call", func(c *Call) string { return c.Operation }},
 	{"passes", "pass", func(c *Call) string { return c.Type }},
 	{"passes", "pass", func(c *Call) string {
-		if !equalSizes[c.Operation] {
+		if !equalSizes[c.Operation] || c.State == scheduled {
 			return ""
 		}
 		return fmt.Sprintf("%d bytes", max(c.InputBytes, c.OutputBytes))

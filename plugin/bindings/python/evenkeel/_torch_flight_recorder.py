@@ -1,5 +1,7 @@
-"""What torch knows of a process group and its calls, for the flight recorder; and that all ranks write theirs once one has failed."""
+"""What torch knows of a process group and its calls, for the flight recorder; and that all ranks write theirs once one has failed, or once
+somebody asks."""
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -8,6 +10,8 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from evenkeel import flight_recorder
+from evenkeel._operation import torch_note
+from evenkeel._rank_record import Requests, request_of
 
 _KEY = "evenkeel/flight_recorder"
 """The number of failures, in the store of the default group."""
@@ -19,7 +23,7 @@ _INTERVAL = 1.0
 def note(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> str:
     """The note of a call: torch's name of it, and the shapes and the type of its tensors."""
     tensor = (*inputs, *outputs)[0]
-    return flight_recorder.torch_note(name, _shapes(inputs), _shapes(outputs), str(tensor.dtype).removeprefix("torch."))
+    return torch_note(name, _shapes(inputs), _shapes(outputs), str(tensor.dtype).removeprefix("torch."))
 
 
 def _shapes(tensors: Sequence[Tensor]) -> list[list[int]]:
@@ -76,23 +80,30 @@ class Watch:
 
 
 _watch: Watch | None = None
+_requests: Requests | None = None
 
 
 def watch(store: Any) -> None:
-    """Watches the store of the default group, if failed calls write files."""
-    global _watch  # noqa: PLW0603 - there is one recorder in a process
-    if flight_recorder.prefix() is None or _watch is not None:
+    """Watches the store of the default group, and for requests, if failed calls write files."""
+    global _watch, _requests  # noqa: PLW0603 - there is one recorder in a process
+    prefix = flight_recorder.prefix()
+    if prefix is None or _watch is not None:
         return
     _watch = Watch(store)
     flight_recorder.on_dump = _watch.tell
+    _requests = Requests(request_of(prefix), flight_recorder.answer_request)
+    # Whoever asks knows by this file that the rank is there.
+    with contextlib.suppress(OSError, ValueError):
+        flight_recorder.write_rank_record()
 
 
 def unwatch() -> None:
     """The default group ends."""
-    global _watch  # noqa: PLW0603 - there is one recorder in a process
-    if _watch is not None:
-        _watch.end()
-    _watch, flight_recorder.on_dump = None, lambda: None
+    global _watch, _requests  # noqa: PLW0603 - there is one recorder in a process
+    for watching in (_watch, _requests):
+        if watching is not None:
+            watching.end()
+    _watch, _requests, flight_recorder.on_dump = None, None, lambda: None
 
 
 flight_recorder.describe = _describe

@@ -6,31 +6,26 @@
 
 Where ``EVENKEEL_FLIGHT_RECORDER`` is set, each failed operation writes a file: its value with the rank behind it. So it does where
 ``TORCH_FR_DUMP_TEMP_FILE`` or ``TORCH_NCCL_DEBUG_INFO_TEMP_FILE`` is, which torch's own recorder of NCCL's calls uses in the same way.
+
+Beside these files are small ones in JSON, which ``kubectl evenkeel why`` reads.
 """
 
 import contextlib
 import json
 import os
 import pickle
-import re
 import sys
 import threading
 from typing import Any
 
+from evenkeel import _rank_record
 from evenkeel._evenkeel import flight_record, on_failure
+from evenkeel._operation import operation_of
 
 _VARIABLES = ("EVENKEEL_FLIGHT_RECORDER", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 _VERSION = "2.10"
 """The version of the format, as of torch 2.14."""
-
-_NAMES = {
-    "allreduce": "all_reduce",
-    "reduce_scatter": "reduce_scatter_v",
-    "allgather": "all_gather_v",
-    "alltoall": "all_to_all",
-}
-"""Torch's names of operations that have another one here. The parts of the ranks may differ in size."""
 
 
 def describe(_name: str) -> str:
@@ -54,28 +49,48 @@ def dump_flight_recorder(path: str | os.PathLike[str] | None = None, *, rank: in
     rank: this process's rank in the job, by default that in the first of its groups that exist. Of ranks that are threads of this process, the
         calls of this one are written.
     """
+    record, rank = _read(rank)
+    if path is None:
+        if (start := prefix()) is None:
+            raise ValueError(f"where to write the flight recorder to: give path=, or set {_VARIABLES[0]} to a path that the rank completes")
+        path = f"{start}{rank}"
+    path = os.fspath(path)
+    _write(path, pickle.dumps(as_torch(record, rank)))
+    return path
+
+
+def write_rank_record() -> dict[str, Any] | None:
+    """Writes what ``kubectl evenkeel why`` reads of this rank, and returns it; ``None`` if no files are wanted."""
+    if (start := prefix()) is None:
+        return None
+    record, rank = _read()
+    own = _rank_record.rank_record(record, rank, describe)
+    _write(_rank_record.path_of(start, rank), _rank_record.encode(own).encode())
+    return own
+
+
+def _read(rank: int | None = None) -> tuple[dict[str, Any], int]:
+    """The last calls of this process, and its rank in the job, by default that in the first of its groups that exist."""
     record = json.loads(flight_record())
     if rank is None:
         if not record["groups"]:
             raise ValueError("the flight recorder has no group: give rank=, or make a group first")
         # Groups that are gone are listed as long as a call of theirs is kept, and the rank may have changed since.
         rank = _own(next((group for group in record["groups"] if group["is_open"]), record["groups"][0]))
-    if path is None:
-        if (start := prefix()) is None:
-            raise ValueError(f"where to write the flight recorder to: give path=, or set {_VARIABLES[0]} to a path that the rank completes")
-        path = f"{start}{rank}"
-    path = os.fspath(path)
-    # In one piece: a reader finds the old file or the new one, and takes this one for no rank's.
+    return record, rank
+
+
+def _write(path: str, data: bytes) -> None:
+    """Writes a file in one piece: a reader finds the old file or the new one, and takes the partial one for no rank's."""
     partial = os.path.join(os.path.dirname(path), f".evenkeel-{os.getpid()}-{threading.get_ident()}.partial")
     try:
         with open(partial, "wb") as file:
-            pickle.dump(as_torch(record, rank), file)
+            file.write(data)
         os.replace(partial, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(partial)
         raise
-    return path
 
 
 def _own(group: dict[str, Any]) -> int:
@@ -131,7 +146,7 @@ def _count(status: dict[str, int], entry: dict[str, Any]) -> None:
 
 def _entry(call: dict[str, Any], group: dict[str, Any], configs: dict[str, dict[str, str]]) -> dict[str, Any] | None:
     """A call; ``None`` for one that torch's format has no place for: of an unknown name or number, or of an unknown sender."""
-    known = _from_note(call["note"]) or _from_sizes(call)
+    known = operation_of(call)
     is_message = call["kind"] != "collective"
     if known is None or call["sequence"] is None or (is_message and call["peer"] is None):
         return None
@@ -177,43 +192,6 @@ def _entry(call: dict[str, Any], group: dict[str, Any], configs: dict[str, dict[
     }
 
 
-def torch_note(name: str, inputs: list[list[int]], outputs: list[list[int]], dtype: str) -> str:
-    """The note of a call of ``evenkeel.torch``: torch's name of it, and the shapes of its tensors."""
-    return f'{{"torch":"{name}","inputs":{inputs},"outputs":{outputs},"dtype":"{dtype}"}}'
-
-
-def _from_note(note: str | None) -> dict[str, Any] | None:
-    if note is None or not note.startswith('{"torch":'):
-        return None
-    known = json.loads(note)
-    return {
-        "name": known["torch"],
-        "input_sizes": known["inputs"],
-        "input_dtypes": [known["dtype"]] * len(known["inputs"]),
-        "output_sizes": known["outputs"],
-        "output_dtypes": [known["dtype"]] * len(known["outputs"]),
-    }
-
-
-def _from_sizes(call: dict[str, Any]) -> dict[str, Any] | None:
-    """Name and sizes of a call of which torch knows nothing. Where the type is unknown, elements are bytes."""
-    if call["name"] is None:
-        return None
-    dtype = call["data_type"] or "uint8"
-    item = int(re.search(r"\d+", dtype)[0]) // 8
-    name, taken, given = _NAMES.get(call["name"], call["name"]), call["input_bytes"] // item, call["output_bytes"] // item
-    if name.endswith("_v"):
-        # The reader compares sizes between ranks, and these have the sum in common.
-        taken = given = max(taken, given)
-    return {
-        "name": name,
-        "input_sizes": [[taken]],
-        "input_dtypes": [dtype],
-        "output_sizes": [[given]],
-        "output_dtypes": [dtype],
-    }
-
-
 def _dump_after_failure(text: str) -> None:
     """Writes the file where one is wanted. The failed operation raises its own error whatever happens here."""
     if prefix() is not None:
@@ -222,13 +200,28 @@ def _dump_after_failure(text: str) -> None:
 
 
 def dump_and_report(reason: str) -> None:
-    """Writes the file whose name the variables give, and says on stderr where it is, and why. Raises nothing."""
+    """Writes the files whose names the variables give, and says on stderr where they are, and why. Raises nothing.
+
+    The rank's record is a line of stderr too: the log outlives the container, and its files do not.
+    """
+    line = ""
     try:
         text = f"wrote the flight recorder to {dump_flight_recorder()}: {reason}"
+        if (record := write_rank_record()) is not None:
+            line = _rank_record.log_line(record)
     except Exception as error:  # noqa: BLE001 - it is reported
         text = f"cannot write the flight recorder: {error}"
     # In one piece: other ranks may write to the same file.
-    sys.stderr.write(f"evenkeel: {text}\n")
+    sys.stderr.write(f"evenkeel: {text}\n{line}")
+
+
+def answer_request() -> None:
+    """Writes the files because somebody asks for them. Raises nothing."""
+    try:
+        write_rank_record()
+        dump_flight_recorder()
+    except Exception as error:  # noqa: BLE001 - it is reported
+        sys.stderr.write(f"evenkeel: cannot write the flight recorder: {error}\n")
 
 
 on_failure(_dump_after_failure)

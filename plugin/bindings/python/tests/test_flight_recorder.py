@@ -1,16 +1,19 @@
 """Tests of the flight recorder's files. That PyTorch's reader understands them is tested in tests_torch."""
 
+import json
 import os
 import pickle
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from array import array
 from pathlib import Path
 
 import evenkeel
-from evenkeel.flight_recorder import torch_note
+from evenkeel._operation import torch_note
+from evenkeel._rank_record import encode, rank_record
 from ranks import threads
 
 STUCK = """
@@ -28,6 +31,25 @@ except evenkeel.TimeoutError as error:
     print(error)
 """
 """Rank 0 calls an operation that rank 1 does not call before its input ends."""
+
+ASKED = """
+import sys
+from array import array
+import evenkeel
+from evenkeel import flight_recorder
+from evenkeel._rank_record import Requests, request_of
+
+group = evenkeel.init(sys.argv[1], int(sys.argv[2]), 2, transport="tcp:lo", timeout=60)
+requests = Requests(request_of(flight_recorder.prefix()), flight_recorder.answer_request)
+if group.rank == 1:
+    sys.stdin.read()
+group.allreduce(array("d", [1.0] * 5))
+group.close()
+"""
+"""Rank 0 calls an operation that rank 1 calls once its input has ended, and both answer requests meanwhile."""
+
+OPERATORS = Path(__file__).parents[4] / "operator" / "internal" / "flightrecord" / "testdata" / "record.json"
+"""A record that the operator's tests read."""
 
 
 def load(path):
@@ -121,7 +143,7 @@ class FlightRecorder(unittest.TestCase):
             ]
             out, err = running[0].communicate(timeout=60)
             running[1].communicate(timeout=60)
-        self.assertEqual(os.listdir(self.folder), ["trace_0"], err)
+        self.assertEqual(sorted(os.listdir(self.folder)), [".evenkeel-record-0.json", "trace_0"], err)
         entry = load(f"{prefix}0")["entries"][-1]
         self.assertEqual((entry["profiling_name"], entry["collective_seq_id"], entry["state"]), ("nccl:all_reduce", 1, "started"))
         self.assertEqual((entry["input_sizes"], entry["timeout_ms"]), ([[5]], 1000))
@@ -129,7 +151,69 @@ class FlightRecorder(unittest.TestCase):
         self.assertEqual((own["state"], own["note"], own["failure"]["ranks"]), ("failed", "the fifth step", [1]))
         # The error that was raised is in the file, and on stderr.
         self.assertEqual(own["failure"]["message"], out.strip())
-        self.assertEqual(err, f"evenkeel: wrote the flight recorder to {prefix}0: {out}")
+        record = Path(self.folder, ".evenkeel-record-0.json").read_text()
+        self.assertEqual(err, f"evenkeel: wrote the flight recorder to {prefix}0: {out}evenkeel: flight record: {record}\n")
+        call = json.loads(record)["calls"][-1]
+        self.assertEqual((call["operation"], call["number"], call["state"]), ("all_reduce", 1, "failed"))
+        self.assertEqual(call["failure"], out.strip())
+
+    def test_record_is_written_on_request_while_a_call_hangs(self):
+        environment = {**os.environ, "EVENKEEL_FLIGHT_RECORDER": os.path.join(self.folder, "trace_")}
+        record = Path(self.folder, ".evenkeel-record-0.json")
+
+        def ask(process):
+            """Asks until the record shows the call, which may not have begun when it was first asked for."""
+            deadline = time.monotonic() + 60
+            while True:
+                Path(self.folder, ".evenkeel-request").write_text("")
+                if record.exists() and (calls := json.loads(record.read_text())["calls"])[-1]["state"] == "started":
+                    return calls
+                self.assertIsNone(process.poll())
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.1)
+
+        with evenkeel.StoreServer() as store:
+            processes = [
+                subprocess.Popen([sys.executable, "-c", ASKED, store.address, str(rank)], stdin=subprocess.PIPE, text=True, env=environment)
+                for rank in range(2)
+            ]
+            # Rank 1 calls it once its input ends.
+            last, hangs = ask(processes[0])
+            for process in reversed(processes):
+                process.communicate(timeout=60)
+        self.assertEqual([process.returncode for process in processes], [0, 0])
+        self.assertEqual((last["state"], last["operation"], last["number"]), ("completed", "barrier", 0))
+        self.assertEqual((hangs["operation"], hangs["number"], hangs["type"], hangs["input_bytes"]), ("all_reduce", 1, "float64", 40))
+        self.assertTrue(os.path.exists(os.path.join(self.folder, "trace_0")))
+
+    def test_record_is_the_one_that_the_operator_reads(self):
+        call = {
+            "record_id": 0, "group": "a", "rank": 1, "kind": "collective", "name": "allreduce", "sequence": 0, "tag": 0, "peer": None,
+            "input_bytes": 8, "output_bytes": 8, "data_type": "float32", "state": "completed", "created_ns": 1, "started_ns": 2, "ended_ns": 3,
+            "timeout_ms": 4, "note": None, "failure": None,
+        }  # fmt: skip
+        waiting = {**call, "state": "scheduled", "name": None, "started_ns": None, "ended_ns": None, "note": torch_note("all_gather", [[2]], [[4]], "int8")}
+        message = {**call, "kind": "receive", "name": "recv", "sequence": 0, "peer": 0, "data_type": None, "state": "failed"}
+        message["failure"] = {"message": "recv: rank 4 is lost", "ranks": [0]}
+        record = {
+            "version": "0.1.0",
+            "process": 7,
+            "time_ns": 9,
+            "groups": [
+                {"id": "a", "name": "0", "rank": 1, "is_open": True, "ranks": [4, 2], "waits_for": [0], "failure": None},
+                {"id": "b", "name": "0", "rank": 0, "is_open": True, "ranks": [4, 2], "waits_for": [], "failure": None},
+            ],
+            "calls": [
+                call,
+                {**call, "sequence": 1},
+                *({**waiting, "sequence": number} for number in range(2, 9)),
+                message,
+                {**message, "group": "b", "rank": 0},
+                {**call, "sequence": None},
+            ],
+        }
+        own = rank_record(record, 2, lambda name: {"0": "default_pg"}[name])
+        self.assertEqual(json.loads(encode(own)), json.loads(OPERATORS.read_text()))
 
     def test_nothing_is_written_unasked(self):
         text = "import evenkeel; evenkeel.dump_flight_recorder()"
