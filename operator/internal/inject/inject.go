@@ -38,7 +38,7 @@ func AddPlugin(pod *corev1.Pod, r Resolved) error {
 	for _, c := range selected {
 		in.targets = append(in.targets, &target{Container: c, owned: r.ownedVariables()})
 	}
-	for _, mutate := range []func(*injection) error{addDelivery, addJobKey, addReduction, addEnvironment, checkEncryption, addPython, addRDMA, annotate} {
+	for _, mutate := range []func(*injection) error{addDelivery, addJobKey, addReduction, addEnvironment, checkEncryption, addPython, addFlightRecorder, addRDMA, annotate} {
 		if err := mutate(in); err != nil {
 			return err
 		}

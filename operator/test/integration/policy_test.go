@@ -106,6 +106,10 @@ func injectionProfiles() map[string]evenkeel.NetworkProfileSpec {
 		"both-node":        {Environment: []evenkeel.EnvironmentVariable{{Name: "EVENKEEL_NODE", Value: "rack-4"}}},
 		"both-python":      {Plugin: evenkeel.PluginSpec{Delivery: evenkeel.DeliveryImageVolume, Python: evenkeel.PythonEnabled}},
 		"both-python-here": {Plugin: evenkeel.PluginSpec{Delivery: evenkeel.DeliveryPreinstalled, Path: "/usr/lib/nccl", Python: evenkeel.PythonEnabled}},
+		"both-python-recorder": {
+			Plugin:      evenkeel.PluginSpec{Delivery: evenkeel.DeliveryImageVolume, Python: evenkeel.PythonEnabled},
+			Environment: []evenkeel.EnvironmentVariable{{Name: "EVENKEEL_FLIGHT_RECORDER", Value: "/shared/rank_"}},
+		},
 		"both-python-more": {
 			Plugin:      evenkeel.PluginSpec{Delivery: evenkeel.DeliveryInitContainer, Python: evenkeel.PythonEnabled},
 			Environment: []evenkeel.EnvironmentVariable{{Name: "PYTHONPATH", Value: "/shared"}},
@@ -221,6 +225,16 @@ func injectionCases() []injectionCase {
 		{name: "the Python package where the user mounts something", profile: "both-python", change: func(p *corev1.Pod) {
 			p.Spec.Volumes = []corev1.Volume{{Name: "d", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
 			p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "d", MountPath: "/opt/evenkeel"}}
+		}},
+		{name: "a flight recorder of the user's", profile: "both-python", change: setEnv(corev1.EnvVar{Name: "EVENKEEL_FLIGHT_RECORDER", Value: "/tmp/rank_"})},
+		{name: "a flight recorder of the profile's", profile: "both-python-recorder"},
+		{name: "a flight recorder, preinstalled, and a key", profile: "both-python-here", change: hasKey("theirs", nil)},
+		{name: "a mount in place of the flight recorder", profile: "both-python", change: func(p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{Name: "d", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+			p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "d", MountPath: "/var/run/evenkeel/"}}
+		}},
+		{name: "the flight recorder's volume is taken", profile: "both-python", refusal: `volume named "evenkeel-flight-recorder"`, change: func(p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{Name: "evenkeel-flight-recorder", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
 		}},
 		{name: "a variable twice", profile: "both-settings", change: setEnv(corev1.EnvVar{Name: "X", Value: "1"}, corev1.EnvVar{Name: "X", Value: "2"})},
 		{name: "another plugin", profile: "both-strict", change: setEnv(corev1.EnvVar{Name: "NCCL_NET_PLUGIN", Value: "none"})},
