@@ -1,5 +1,5 @@
 // Package cli is `kubectl evenkeel`: it runs network checks, and explains the objects in the cluster. It changes nothing but the
-// check that it creates; to uninstall is a command of its own.
+// check that it creates, and a file by which it asks a job's processes what they do; to uninstall is a command of its own.
 package cli
 
 import (

@@ -26,13 +26,22 @@ import (
 func whyCommand(c *connection) *cobra.Command {
 	return &cobra.Command{
 		Use:   "why [KIND/]JOB",
-		Short: "What a job got from Evenkeel, what was left unchanged, and what it waits for",
+		Short: "What a job got from Evenkeel, what was left unchanged, what it waits for, and which call hangs",
+		Long: `Prints what a job got from Evenkeel, what was left unchanged, and what it waits for.
+
+Where its containers have EVENKEEL_FLIGHT_RECORDER, it also says which collective call of the Python package hangs, and which rank
+never called it. It runs a shell in these containers for that, or reads their logs if they have ended. Both need your own rights to
+pods/exec and pods/log.`,
 		Example: `  kubectl evenkeel why pytorchjob/llama -n ml
   kubectl evenkeel why llama                    # jobs of that name, of any kind
   kubectl evenkeel why raycluster/llama         # whose pods ask for a profile themselves`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cluster, err := c.client()
+			if err != nil {
+				return err
+			}
+			access, err := c.pods()
 			if err != nil {
 				return err
 			}
@@ -48,7 +57,7 @@ func whyCommand(c *connection) *cobra.Command {
 				if i > 0 {
 					fmt.Fprintln(cmd.OutOrStdout())
 				}
-				if err := explainJob(cmd.Context(), cluster, &jobs[i], cmd.OutOrStdout(), time.Now()); err != nil {
+				if err := explainJob(cmd.Context(), cluster, access, &jobs[i], cmd.OutOrStdout(), time.Now()); err != nil {
 					return err
 				}
 			}
@@ -120,7 +129,7 @@ func findOther(ctx context.Context, cluster client.Client, namespace, resource, 
 }
 
 // explainOther prints what the pods of an object have whose kind Evenkeel does not list.
-func explainOther(ctx context.Context, cluster client.Client, object *unstructured.Unstructured, out io.Writer, now time.Time) error {
+func explainOther(ctx context.Context, cluster client.Client, access *podAccess, object *unstructured.Unstructured, out io.Writer, now time.Time) error {
 	title := fmt.Sprintf("%s %s/%s", object.GetKind(), object.GetNamespace(), object.GetName())
 	var pods []corev1.Pod
 	var err error
@@ -151,6 +160,9 @@ func explainOther(ctx context.Context, cluster client.Client, object *unstructur
 	if err := explainSuspects(pods, out, now); err != nil {
 		return err
 	}
+	if err := explainCalls(ctx, access, pods, out); err != nil {
+		return err
+	}
 	if err := explainWaits(ctx, cluster, object, pods, out, now); err != nil {
 		return err
 	}
@@ -158,9 +170,9 @@ func explainOther(ctx context.Context, cluster client.Client, object *unstructur
 }
 
 // explainJob prints the state of the job, its pods and their Events.
-func explainJob(ctx context.Context, cluster client.Client, job *unstructured.Unstructured, out io.Writer, now time.Time) error {
+func explainJob(ctx context.Context, cluster client.Client, access *podAccess, job *unstructured.Unstructured, out io.Writer, now time.Time) error {
 	if !workload.Known(job.GroupVersionKind().GroupKind()) {
-		return explainOther(ctx, cluster, job, out, now)
+		return explainOther(ctx, cluster, access, job, out, now)
 	}
 	profile := job.GetAnnotations()[evenkeel.ProfileKey]
 	title := fmt.Sprintf("%s %s/%s", job.GetKind(), job.GetNamespace(), job.GetName())
@@ -186,6 +198,9 @@ func explainJob(ctx context.Context, cluster client.Client, job *unstructured.Un
 		return err
 	}
 	if err := explainSuspects(pods, out, now); err != nil {
+		return err
+	}
+	if err := explainCalls(ctx, access, pods, out); err != nil {
 		return err
 	}
 	if err := explainWaits(ctx, cluster, job, pods, out, now); err != nil {

@@ -204,5 +204,10 @@ func (r *Record) age(c *Call) time.Duration {
 	return max(0, time.Duration(r.TimeNS-since))
 }
 
+// Failed reports whether a call failed: the record stays true after its process has ended.
+func (r *Record) Failed() bool {
+	return slices.ContainsFunc(r.Calls, func(c Call) bool { return c.State == failed })
+}
+
 // hangs reports whether a call that has not completed has failed, or takes so long that it is not merely in progress.
 func (r *Record) hangs(c *Call) bool { return c.State == failed || r.age(c) >= minHang }

@@ -192,7 +192,7 @@ func (t *track) explain(byRank func(int) *Record) *finding {
 	switch {
 	case t.disagree(f, positions, number):
 		if len(idle) > 0 {
-			f.text += fmt.Sprintf("; %s never called it", names(idle))
+			f.text += fmt.Sprintf("; %s never called it", Names(idle))
 		}
 	case len(idle) > 0:
 		f.culprits = idle
@@ -200,7 +200,7 @@ func (t *track) explain(byRank func(int) *Record) *finding {
 	case len(ahead) > 0:
 		f.culprits = in
 		f.text = fmt.Sprintf("%s %s at %s, %s at %s: %s never called it",
-			names(in), plural(in, "is", "are"), label(positions[in[0]].at), who(ahead, len(in), len(ranks)), label(positions[ahead[0]].at), names(in))
+			Names(in), plural(in, "is", "are"), label(positions[in[0]].at), who(ahead, len(in), len(ranks)), label(positions[ahead[0]].at), Names(in))
 	default:
 		t.explainAllIn(f, positions, number, in)
 	}
@@ -268,7 +268,7 @@ var equalSizes = map[string]bool{"all_reduce": true, "broadcast": true, "reduce"
 
 func (t *track) explainIdle(f *finding, positions map[int]*position, number int64, in, ahead, idle []int, byRank func(int) *Record) {
 	if len(in) > 0 {
-		f.text = fmt.Sprintf("%s never called %s, in which %s %s%s", names(idle), label(positions[in[0]].at),
+		f.text = fmt.Sprintf("%s never called %s, in which %s %s%s", Names(idle), label(positions[in[0]].at),
 			who(in, len(idle), len(positions)), plural(in, "waits", "wait"), forLongest(positions, in))
 	} else {
 		// It ends on some ranks before others have called it, as a broadcast does.
@@ -278,7 +278,7 @@ func (t *track) explainIdle(f *finding, positions map[int]*position, number int6
 				what = label(c)
 			}
 		}
-		f.text = fmt.Sprintf("%s never called %s, and %s %s at %s", names(idle), what,
+		f.text = fmt.Sprintf("%s never called %s, and %s %s at %s", Names(idle), what,
 			who(ahead, len(idle), len(positions)), plural(ahead, "is", "are"), label(positions[ahead[0]].at))
 	}
 	if elsewhere := t.elsewhere(idle[0], byRank(idle[0])); elsewhere != "" {
@@ -328,12 +328,12 @@ func (t *track) explainAllIn(f *finding, positions map[int]*position, number int
 	switch {
 	case len(without) > 0:
 		f.culprits = without
-		f.text += fmt.Sprintf(", and %s %s no record of it", names(without), plural(without, "has", "have"))
+		f.text += fmt.Sprintf(", and %s %s no record of it", Names(without), plural(without, "has", "have"))
 	default:
 		f.text += ", and agree about it: data that one of them waits for does not come"
 	}
 	if len(waits) > 0 {
-		f.text += "; data is awaited from " + names(waits)
+		f.text += "; data is awaited from " + Names(waits)
 	}
 }
 
@@ -470,8 +470,8 @@ func commonLabel(calls map[int]*Call, number int64) string {
 	return label(&common)
 }
 
-// names lists ranks: "rank 3", or "ranks 1, 4-7".
-func names(ranks []int) string {
+// Names lists ranks: "rank 3", or "ranks 1, 4-7".
+func Names(ranks []int) string {
 	if len(ranks) == 1 {
 		return fmt.Sprintf("rank %d", ranks[0])
 	}
@@ -496,7 +496,7 @@ func who(ranks []int, told, all int) string {
 	if told > 0 && len(ranks) > 2 && told+len(ranks) == all {
 		return fmt.Sprintf("the other %d ranks", len(ranks))
 	}
-	return names(ranks)
+	return Names(ranks)
 }
 
 // every names ranks that may be all members.
@@ -504,7 +504,7 @@ func every(ranks, members []int) string {
 	if len(ranks) == len(members) && len(ranks) > 1 {
 		return fmt.Sprintf("all %d ranks", len(ranks))
 	}
-	return names(ranks)
+	return Names(ranks)
 }
 
 func plural(ranks []int, one, several string) string {
