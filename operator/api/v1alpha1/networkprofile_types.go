@@ -339,6 +339,8 @@ type PluginSpec struct {
 	// python is Enabled or Disabled (the default). Enabled appends the folder of the Python package evenkeel, which is beside the plugin,
 	// to the PYTHONPATH of the containers that get the plugin: torch.distributed then has the backend evenkeel. What the container sets
 	// itself stays in front. A PYTHONPATH that is set in the training image, and not in the pod, is hidden: repeat it in the pod.
+	// These containers also get a volume for what `kubectl evenkeel why` reads of calls that hang, and EVENKEEL_FLIGHT_RECORDER, which
+	// names its folder, unless they set that themselves.
 	// +optional
 	Python PythonDelivery `json:"python,omitempty"`
 }

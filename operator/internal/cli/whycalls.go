@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"evenkeel.dev/evenkeel/operator/internal/flightrecord"
 	"evenkeel.dev/evenkeel/operator/internal/inject"
@@ -133,6 +134,7 @@ func ask(ctx context.Context, access *podAccess, pod *corev1.Pod, container, fol
 	}
 	status := &pod.Status.ContainerStatuses[at]
 	var err error
+	right := "pods/exec"
 	switch {
 	case status.State.Running != nil:
 		var printed []byte
@@ -140,9 +142,15 @@ func ask(ctx context.Context, access *podAccess, pod *corev1.Pod, container, fol
 			err = a.read(bytes.NewReader(printed), fresh, stale)
 		}
 	case status.State.Terminated != nil, status.LastTerminationState.Terminated != nil:
+		right = "pods/log"
 		err = access.log(ctx, pod, container, status.State.Terminated == nil, logLines, func(log io.Reader) error { return a.read(log, recordLine) })
 	}
-	if err != nil {
+	switch {
+	case err != nil && (apierrors.IsForbidden(err) || strings.Contains(err.Error(), `cannot create resource "pods/exec"`)):
+		// Where a connection would be upgraded, there is only the API server's text. It has the pod's name, and all pods have the same
+		// problem.
+		a.problem = "you have no right to " + right + " there"
+	case err != nil:
 		a.problem = text.Clip(oneLine(err), 300)
 	}
 	return a
