@@ -1,5 +1,6 @@
 """PyTorch's own reader of flight recorders reads ours, of jobs that hang."""
 
+import json
 import os
 import pickle
 import tempfile
@@ -26,6 +27,39 @@ def await_file(path):
     while not os.path.exists(path):
         assert time.monotonic() < deadline, f"no file {path}"
         time.sleep(0.05)
+
+
+def await_record(folder, rank, is_there):
+    """Asks until the record of a stuck rank has what it is to have. Returns it."""
+    deadline = time.monotonic() + TIMEOUT.total_seconds()
+    while True:
+        with open(os.path.join(folder, ".evenkeel-request"), "w"):
+            pass
+        with open(os.path.join(folder, f".evenkeel-record-{rank}.json"), encoding="utf-8") as file:
+            record = json.load(file)
+        if is_there(record):
+            return record
+        assert time.monotonic() < deadline, record
+        time.sleep(0.1)
+
+
+class Requests(unittest.TestCase):
+    def test_ranks_that_hang_tell_what_they_are_in(self):
+        def work(rank, size):
+            dist.all_reduce(torch.ones(3))
+            record = None
+            if rank == 0:
+                record = await_record(folder, 1, lambda record: record["calls"][-1]["state"] == "started")
+            dist.all_gather([torch.zeros(2, 3) for _ in range(size)], torch.ones(2, 3))
+            return record
+
+        with tempfile.TemporaryDirectory() as folder:
+            with mock.patch.dict(os.environ, {"EVENKEEL_FLIGHT_RECORDER": os.path.join(folder, "trace_rank_")}):
+                record = processes(2, work)[0]
+        self.assertEqual((record["version"], record["rank"]), (1, 1))
+        self.assertEqual([(group["name"], group["ranks"]) for group in record["groups"]], [("default_pg", [0, 1])])
+        calls = [(call["operation"], call["number"], call["type"], call["state"]) for call in record["calls"]]
+        self.assertEqual(calls, [("all_reduce", 1, "float32", "completed"), ("all_gather", 2, "float32", "started")])
 
 
 @unittest.skipIf(fr_trace is None, f"torch {torch.__version__} has no flight recorder's reader in its package")
