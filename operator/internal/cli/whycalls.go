@@ -199,12 +199,14 @@ func callLines(answers []answer) []string {
 			problems[a.problem] = append(problems[a.problem], a.pod)
 		}
 	}
+	answered := map[int]bool{}
 	for _, r := range records {
+		answered[r.Rank] = true
 		delete(silent, r.Rank)
 	}
 	lines, missing := flightrecord.Explain(records)
-	if len(lines) == 0 && len(records) > 0 {
-		lines = []string{fmt.Sprintf("none of them hangs on the %d ranks that answered", len(records))}
+	if len(lines) == 0 && len(answered) > 0 {
+		lines = []string{fmt.Sprintf("none of them hangs on the %d ranks that answered", len(answered))}
 	}
 	missing = slices.DeleteFunc(missing, func(rank int) bool { return silent[rank] })
 	if len(missing) > 0 {

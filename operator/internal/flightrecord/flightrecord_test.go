@@ -215,12 +215,24 @@ func TestExplain(t *testing.T) {
 			c.Kind, c.Peer = receive, one()
 			return r[:1]
 		}, want: []string{"group default_pg: rank 0 waits in receive of message #4 from rank 1 to rank 0; rank 1 has no record"}, missing: []int{1}},
+		"a failure that follows from another": {size: 3, change: func(r []*Record) []*Record {
+			for rank := range 2 {
+				c := r[rank].in("all_reduce", 3, 30*time.Second)
+				c.State, c.EndedNS, c.Failure = failed, now, "all_reduce: timeout"
+			}
+			r[2].did("all_reduce", 2)
+			after := world(3)[2]
+			after.TimeNS += int64(10 * time.Second)
+			c := after.in("all_reduce", 3, 0)
+			c.State, c.EndedNS, c.Failure = failed, after.TimeNS, "all_reduce: rank 0 is lost"
+			return append(r, after)
+		}, want: []string{"group default_pg: rank 2 never called all_reduce #3, in which ranks 0-1 wait for 30s; the last call of rank 2 was all_reduce #2; rank 0 failed first: all_reduce: timeout"}},
 		"a record of a process that was replaced": {size: 3, change: func(r []*Record) []*Record {
 			allIn(r, "all_reduce", 3)
 			old := world(4)[3]
 			old.Groups[0].ID, old.TimeNS = "before", now-int64(time.Hour)
 			older := *r[0]
-			older.TimeNS, older.Calls = now-1, nil
+			older.TimeNS, older.Calls = now-int64(2*time.Minute), nil
 			return append(r, old, &older)
 		}, want: []string{"group default_pg: all 3 ranks are in all_reduce #3 for 30s, and agree about it: data that one of them waits for does not come"}},
 	} {
@@ -288,6 +300,7 @@ func TestParseRefuses(t *testing.T) {
 		"another version":         {valid(func(r *Record) { r.Version = 2 }), "version is 2: this program reads 1"},
 		"too long":                {make([]byte, MaxRecord+1), "the most is 4194304"},
 		"a negative rank":         {valid(func(r *Record) { r.Rank = -1 }), "rank is -1"},
+		"a time before 1970":      {valid(func(r *Record) { r.TimeNS = -1 }), "time_ns is -1"},
 		"a rank of another":       {valid(func(r *Record) { r.Groups[0].Rank = 0 }), "group 0: rank 0 of 2 is not rank 1 of the job"},
 		"a rank outside":          {valid(func(r *Record) { r.Groups[0].Rank = 7 }), "group 0: rank 7 of 2"},
 		"a member twice":          {valid(func(r *Record) { r.Groups[0].Ranks = []int{1, 1}; r.Groups[0].Rank = 0 }), "group 0: rank 1 of the job: each once"},

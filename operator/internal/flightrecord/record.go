@@ -116,6 +116,8 @@ func (r *Record) check() error {
 		return fmt.Errorf("version is %d: this program reads %d", r.Version, Version)
 	case r.Rank < 0 || r.Rank >= MaxRanks:
 		return fmt.Errorf("rank is %d: 0 to %d", r.Rank, MaxRanks-1)
+	case r.TimeNS < 0:
+		return fmt.Errorf("time_ns is %d: nanoseconds since 1970", r.TimeNS)
 	case len(r.Groups) > maxGroups || len(r.Calls) > maxCalls:
 		return fmt.Errorf("it has %d groups and %d calls: at most %d and %d", len(r.Groups), len(r.Calls), maxGroups, maxCalls)
 	}

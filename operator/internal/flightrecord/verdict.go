@@ -16,6 +16,8 @@ const (
 	// minHang is how long a call lasts before it is said to hang. The ranks do not write their records in the same moment, and so those
 	// of a job that makes progress differ.
 	minHang = 10 * time.Second
+	// maxAftermath is how long after a record of a rank another one follows that is about the same failure.
+	maxAftermath = time.Minute
 	// maxFindings is the most calls that are told of: one rank that hangs has the others hang in calls of several groups.
 	maxFindings = 8
 	maxList     = 80
@@ -31,18 +33,19 @@ type finding struct {
 	hanging []int
 }
 
-// Explain says which calls hang, one sentence a line, and which rank the others wait for. Of the records of a rank the newest counts, and
-// those of a process that the job has replaced count for nothing. Missing are the ranks of the job's groups that have no record.
+// Explain says which calls hang, one sentence a line, and which rank the others wait for. Records of processes that the job has replaced,
+// and of failures that it has survived, count for nothing. Missing are the ranks of the job's groups that have no record.
 func Explain(records []*Record) (lines []string, missing []int) {
-	ranks := newest(records)
-	byRank := func(r int) *Record { return ranks[r] }
+	ranks := snapshot(records)
 	var findings []finding
 	absent := map[int]bool{}
 	for _, t := range tracks(ranks) {
-		for _, member := range t.members {
-			absent[member] = absent[member] || ranks[member] == nil
+		if t.tag == 0 {
+			for _, member := range t.members {
+				absent[member] = ranks[member] == nil
+			}
 		}
-		if f := t.explain(byRank); f != nil {
+		if f := t.explain(ranks); f != nil {
 			findings = append(findings, *f)
 		}
 	}
@@ -55,21 +58,19 @@ func Explain(records []*Record) (lines []string, missing []int) {
 	return render(findings), missing
 }
 
-// newest returns the newest record of each rank, of those that share a group with the newest of all.
-func newest(records []*Record) map[int]*Record {
+// snapshot returns the record of each rank that tells what the job last came to: of those that share a group with the newest of all, the
+// newest of the rank. A call that fails has the calls of other ranks fail, and each writes a record: the first of these tells the cause.
+func snapshot(records []*Record) map[int]*Record {
+	latest := slices.SortedStableFunc(slices.Values(records), func(a, b *Record) int { return cmp.Compare(b.TimeNS, a.TimeNS) })
 	ranks := map[int]*Record{}
-	var last *Record
-	for _, r := range records {
-		if old := ranks[r.Rank]; old == nil || old.TimeNS < r.TimeNS {
+	for _, r := range latest {
+		if !slices.ContainsFunc(r.Groups, func(g Group) bool { return latest[0].group(g.ID) != nil }) && r != latest[0] {
+			continue
+		}
+		if later := ranks[r.Rank]; later == nil || time.Duration(later.TimeNS-r.TimeNS) < maxAftermath {
 			ranks[r.Rank] = r
 		}
-		if last == nil || last.TimeNS < r.TimeNS {
-			last = r
-		}
 	}
-	maps.DeleteFunc(ranks, func(_ int, r *Record) bool {
-		return r != last && !slices.ContainsFunc(r.Groups, func(g Group) bool { return last.group(g.ID) != nil })
-	})
 	return ranks
 }
 
@@ -152,14 +153,10 @@ func positionOf(r *Record, of func(*Call) bool) *position {
 	return p
 }
 
-func (t *track) explain(byRank func(int) *Record) *finding {
+func (t *track) explain(records map[int]*Record) *finding {
 	positions := map[int]*position{}
 	hangs := false
-	for _, rank := range t.members {
-		r := byRank(rank)
-		if r == nil || r.group(t.id) == nil {
-			continue
-		}
+	for rank, r := range records {
 		if p := positionOf(r, func(c *Call) bool { return c.Kind == collective && c.Group == t.id && c.Tag == t.tag }); p != nil {
 			positions[rank] = p
 			hangs = hangs || p.hangs()
@@ -196,7 +193,7 @@ func (t *track) explain(byRank func(int) *Record) *finding {
 		}
 	case len(idle) > 0:
 		f.culprits = idle
-		t.explainIdle(f, positions, number, in, ahead, idle, byRank)
+		t.explainIdle(f, positions, number, in, ahead, idle)
 	case len(ahead) > 0:
 		f.culprits = in
 		f.text = fmt.Sprintf("%s %s at %s, %s at %s: %s never called it",
@@ -266,7 +263,7 @@ func (t *track) disagree(f *finding, positions map[int]*position, number int64) 
 // equalSizes are the operations to which all ranks pass as much. Of others it may differ.
 var equalSizes = map[string]bool{"all_reduce": true, "broadcast": true, "reduce": true}
 
-func (t *track) explainIdle(f *finding, positions map[int]*position, number int64, in, ahead, idle []int, byRank func(int) *Record) {
+func (t *track) explainIdle(f *finding, positions map[int]*position, number int64, in, ahead, idle []int) {
 	if len(in) > 0 {
 		f.text = fmt.Sprintf("%s never called %s, in which %s %s%s", Names(idle), label(positions[in[0]].at),
 			who(in, len(idle), len(positions)), plural(in, "waits", "wait"), forLongest(positions, in))
@@ -281,7 +278,7 @@ func (t *track) explainIdle(f *finding, positions map[int]*position, number int6
 		f.text = fmt.Sprintf("%s never called %s, and %s %s at %s", Names(idle), what,
 			who(ahead, len(idle), len(positions)), plural(ahead, "is", "are"), label(positions[ahead[0]].at))
 	}
-	if elsewhere := t.elsewhere(idle[0], byRank(idle[0])); elsewhere != "" {
+	if elsewhere := t.elsewhere(positions[idle[0]].record); elsewhere != "" {
 		f.text += fmt.Sprintf("; rank %d is in %s", idle[0], elsewhere)
 	} else if last := positions[idle[0]].last; last != nil {
 		f.text += fmt.Sprintf("; the last call of rank %d was %s", idle[0], label(last))
@@ -289,10 +286,7 @@ func (t *track) explainIdle(f *finding, positions map[int]*position, number int6
 }
 
 // elsewhere is the call outside of the track that the rank is in; empty: none.
-func (t *track) elsewhere(rank int, r *Record) string {
-	if r == nil {
-		return ""
-	}
+func (t *track) elsewhere(r *Record) string {
 	for i := range r.Calls {
 		c := &r.Calls[i]
 		if c.State != started || c.Group == t.id && c.Tag == t.tag && c.Kind == collective {
@@ -302,7 +296,7 @@ func (t *track) elsewhere(rank int, r *Record) string {
 		if c.Kind == collective {
 			return fmt.Sprintf("%s of group %s", label(c), cmp.Or(g.Name, g.ID))
 		}
-		return messageLabel(g, c, rank)
+		return messageLabel(g, c, r.Rank)
 	}
 	return ""
 }
