@@ -3,11 +3,14 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
@@ -74,4 +77,33 @@ func TestTorchTrains(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestTorchHangs: of a job that hangs, `kubectl evenkeel why` names the call, and the rank that never called it.
+func TestTorchHangs(t *testing.T) {
+	const script = `
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("evenkeel")
+dist.all_reduce(torch.ones(3))
+if dist.get_rank() == 1:
+    time.sleep(3600)
+dist.all_reduce(torch.ones(2, 3))
+`
+	ctx, ns := testContext(t), newNamespace(t)
+	variables := map[string]string{"SCRIPT": script, "USE_LIBUV": "0"} // Debian's torch has no libuv
+	trainingJob{profile: "default", image: cluster.Images.PyTorch, script: `exec python3 -c "$SCRIPT"`, env: variables}.create(ctx, t, ns)
+	plugin, last := kubectlPlugin(t), ""
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(last)
+		}
+	})
+	eventually(ctx, t, "why names the call", func(ctx context.Context) (bool, error) {
+		out, err := exec.CommandContext(ctx, plugin, "why", "pytorchjob/train", "-n", ns, "--kubeconfig", cluster.Kubeconfig).CombinedOutput()
+		last = fmt.Sprintf("%v: %s", err, out)
+		return err == nil && strings.Contains(last, "group default_pg: rank 1 never called all_reduce #2, in which rank 0 waits"), nil
+	})
 }

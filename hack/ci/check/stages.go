@@ -136,7 +136,7 @@ var stages = []stage{
 	{
 		Stage: affected.Stage{
 			Name: "python", Programs: []string{"./hack/ci/artifacts"}, Crates: []string{"evenkeel-python", "evenkeel-nccl-plugin", "evenkeel-reduction-server"},
-			Reads: slices.Concat(rustFiles, []string{"plugin/bindings/python/"}),
+			Reads: slices.Concat(rustFiles, []string{"plugin/bindings/python/", "operator/internal/flightrecord/testdata/"}),
 		},
 		about: "the wheel, as it is installed, and its example",
 		parts: []part{{needs: []string{"wheel"}, weight: schedule.Waits, run: func(ctx context.Context, t *task) error {
