@@ -152,11 +152,11 @@ impl Base {
         self.direction
     }
 
-    /// Whether requests are not done. Called with the connection's lock.
-    pub(crate) fn set_outstanding(&self, is_outstanding: bool) {
+    /// Whether requests are not done, from this time of the coarse clock on. Called with the connection's lock.
+    pub(crate) fn set_outstanding(&self, is_outstanding: bool, now: Duration) {
         let is_outstanding = is_outstanding && self.awaited.load(Ordering::Relaxed);
-        if self.waits.outstanding.set(is_outstanding) {
-            self.context.metrics.calls.change(is_outstanding);
+        if self.waits.outstanding.set(is_outstanding, now) {
+            self.context.metrics.calls.change(is_outstanding, now);
         }
     }
 
@@ -345,7 +345,7 @@ impl Base {
 impl Drop for Base {
     fn drop(&mut self) {
         // Requests that are not done never will be.
-        self.set_outstanding(false);
+        self.set_outstanding(false, sys::coarse_time());
     }
 }
 

@@ -30,6 +30,7 @@ use crate::error::{Error, ErrorKind};
 use crate::memory::buffers::RecvBuffer;
 use crate::runtime::reactor::Workers;
 use crate::stream::Stream;
+use crate::sys;
 
 /// Bytes of the staging buffer of a receiver with this number of ports.
 pub(super) const fn staging_bytes(ports: usize) -> usize {
@@ -356,7 +357,7 @@ impl EndpointState for RecvState {
     }
 
     fn update_waits(&self, base: &Base) {
-        base.set_outstanding(self.outstanding() > 0);
+        base.set_outstanding(self.outstanding() > 0, sys::coarse_time());
     }
 
     fn is_delivered(&self) -> bool {

@@ -27,6 +27,7 @@ use crate::error::{Error, ErrorKind};
 use crate::handshake::dial::{Destination, DialError, DialHandler};
 use crate::memory::buffers::SendBuffer;
 use crate::stream::Stream;
+use crate::sys;
 use crate::telemetry::chunk_events::{ChunkDescription, ChunkEvent};
 
 /// Maximum number of full parts in flight on a queue pair. Other queue pairs take what is left. With several ports each has a
@@ -452,11 +453,12 @@ impl EndpointState for SendState {
     }
 
     fn update_waits(&self, base: &Base) {
-        base.set_outstanding(self.requests > 0 || self.is_refused);
+        let now = sys::coarse_time();
+        base.set_outstanding(self.requests > 0 || self.is_refused, now);
         let unsent = self.messages.get((self.next - self.first) as usize);
         let waits_for_credit = unsent
             .is_some_and(|message| message.credit.is_none() && !self.is_eager(message.length));
-        base.waits.unposted.set(self.is_refused || waits_for_credit);
+        base.waits.unposted.set(self.is_refused || waits_for_credit, now);
     }
 
     fn is_waited_for(&self) -> bool {

@@ -43,9 +43,10 @@ impl Inbound for TcpReceiver {
     }
 
     fn set_awaited(&self, is_awaited: bool) {
+        let now = sys::coarse_time();
         let locked = self.lock();
         self.base.set_awaited(is_awaited);
-        self.base.set_outstanding(locked.waits.outstanding);
+        self.base.set_outstanding(locked.waits.outstanding, now);
     }
 
     fn flows(&self) -> usize {
@@ -293,7 +294,7 @@ impl TcpReceiver {
                 actions[count] = locked.action(event);
                 count += 1;
             }
-            self.note_waits(&mut locked);
+            self.note_waits(&mut locked, now);
             let has_timeout = locked.engine.next_timeout().is_some();
             drop(locked);
             if has_timeout {
@@ -325,12 +326,12 @@ impl TcpReceiver {
     }
 
     /// Accounts for what the connection waits for now.
-    fn note_waits(&self, locked: &mut Locked) {
+    fn note_waits(&self, locked: &mut Locked, now: Duration) {
         let waits = locked.engine.waits();
         if waits != std::mem::replace(&mut locked.waits, waits) {
-            self.base.set_outstanding(waits.outstanding);
-            self.base.waits.unposted.set(waits.unposted);
-            self.base.waits.arriving.set(waits.arriving);
+            self.base.set_outstanding(waits.outstanding, now);
+            self.base.waits.unposted.set(waits.unposted, now);
+            self.base.waits.arriving.set(waits.arriving, now);
         }
     }
 

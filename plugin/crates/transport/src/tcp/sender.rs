@@ -258,6 +258,7 @@ impl TcpSender {
         let length = buffer.length() as u64;
         let settings = &this.base.context.settings;
         let inline = length <= settings.inline_bytes;
+        let now = sys::coarse_time();
         let mut guard = lock(&this.queue);
         let queue = &mut *guard;
         if queue.requests >= MAX_REQUESTS {
@@ -267,8 +268,8 @@ impl TcpSender {
         if let Some(tag) = tag
             && !queue.gate.admits(tag, next, || queue.advertised_tags.tag(next))
         {
-            this.base.waits.unposted.set(true);
-            this.base.set_outstanding(true);
+            this.base.waits.unposted.set(true, now);
+            this.base.set_outstanding(true, now);
             drop(guard);
             // A caller without requests to test can read the frame that it waits for here.
             this.progress();
@@ -279,8 +280,8 @@ impl TcpSender {
         let ack_wanted = !inline || queue.retransmit_buffer.is_short(length);
         queue.scheduler.push(length, ack_wanted, Outgoing { buffer, request });
         queue.requests += 1;
-        this.base.waits.unposted.set(false);
-        this.base.set_outstanding(true);
+        this.base.waits.unposted.set(false, now);
+        this.base.set_outstanding(true, now);
         this.clock.request_tick();
         let request = Request::new(operation, Arc::clone(this) as Arc<dyn Owner>);
         if mode != WriteMode::Ahead {
@@ -461,7 +462,7 @@ impl SendFlowOwner for TcpSender {
             self.base.notify();
         }
         if queue.requests == 0 && !self.base.waits.unposted.runs() {
-            self.base.set_outstanding(false);
+            self.base.set_outstanding(false, sys::coarse_time());
         }
         queue.lingering.is_some() && queue.scheduler.is_empty()
     }

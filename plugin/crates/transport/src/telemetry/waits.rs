@@ -11,9 +11,14 @@ use crate::sys;
 
 const RELAXED: Ordering = Ordering::Relaxed;
 
-/// Nanoseconds of the coarse clock, never [`Calls::STOPPED`].
+/// Nanoseconds of the coarse clock.
 fn now() -> u64 {
-    sys::coarse_nanoseconds().max(1)
+    nanoseconds(sys::coarse_time())
+}
+
+/// A time in nanoseconds, never [`Calls::STOPPED`].
+fn nanoseconds(time: Duration) -> u64 {
+    (time.as_nanos() as u64).max(1)
 }
 
 /// Measures how long something is so, over all the times that it is. One thread sets it at a time; any thread reads it.
@@ -30,15 +35,20 @@ pub(crate) struct Stopwatch {
 const RUNS: u64 = 1;
 
 impl Stopwatch {
-    /// Runs from now on, or does not. Returns whether that is a change.
-    pub(crate) fn set(&self, runs: bool) -> bool {
+    /// Runs from this time of the coarse clock on, or does not. Returns whether that is a change. The times of two threads may
+    /// come a little out of order.
+    pub(crate) fn set(&self, runs: bool, now: Duration) -> bool {
         let word = self.word.load(RELAXED);
         if runs == (word & RUNS != 0) {
             return false;
         }
+        let now = nanoseconds(now);
         match runs {
-            true => self.start(now()),
-            false => self.word.store((word ^ RUNS).wrapping_add(now() << 1), RELAXED),
+            true => self.start(now),
+            false => {
+                let end = now.max(self.since.load(RELAXED));
+                self.word.store((word ^ RUNS).wrapping_add(end << 1), RELAXED);
+            }
         }
         true
     }
@@ -184,26 +194,27 @@ impl Calls {
     /// The start of an idle time that has ended.
     const STOPPED: u64 = 0;
 
-    /// A connection has requests that are not done, or has none any more.
-    pub(crate) fn change(&self, is_outstanding: bool) {
+    /// A connection has requests that are not done, or has none any more, from this time of the coarse clock on.
+    pub(crate) fn change(&self, is_outstanding: bool, now: Duration) {
+        let now = nanoseconds(now);
         // Of the two threads of a race, one sees what the other has done: the count and the time are in one order.
         let order = Ordering::SeqCst;
         if is_outstanding {
             if self.outstanding.fetch_add(1, order) == 0 {
-                self.end_idle();
+                self.end_idle(now);
             }
         } else if self.outstanding.fetch_sub(1, order) == 1 {
-            self.idle_since.store(now(), order);
+            self.idle_since.store(now, order);
             if self.outstanding.load(order) > 0 {
-                self.end_idle();
+                self.end_idle(now);
             }
         }
     }
 
-    fn end_idle(&self) {
+    fn end_idle(&self, now: u64) {
         let since = self.idle_since.swap(Self::STOPPED, Ordering::SeqCst);
         if since != Self::STOPPED {
-            self.idle.fetch_add(now().saturating_sub(since), RELAXED);
+            self.idle.fetch_add(now.saturating_sub(since), RELAXED);
         }
     }
 
@@ -231,18 +242,30 @@ mod tests {
     #[test]
     fn waits_stopwatch_counts_only_while_it_runs() {
         let watch = Stopwatch::default();
-        assert!(!watch.set(false));
+        assert!(!watch.set(false, sys::coarse_time()));
         let_time_pass();
         assert_eq!(watch.read(), Default::default());
-        assert!(watch.set(true) && !watch.set(true));
+        assert!(watch.set(true, sys::coarse_time()) && !watch.set(true, sys::coarse_time()));
         let_time_pass();
         let (total, running) = watch.read();
         assert!(running >= Duration::from_millis(20) && total >= running, "{total:?} {running:?}");
-        assert!(watch.set(false));
+        assert!(watch.set(false, sys::coarse_time()));
         let (stopped, running) = watch.read();
         assert!(stopped >= total && running.is_zero(), "{stopped:?} {running:?}");
         let_time_pass();
         assert_eq!(watch.read().0, stopped);
+    }
+
+    /// Two threads have read the clock, and the later one was first.
+    #[test]
+    fn waits_stopwatch_is_not_set_back_by_an_earlier_time() {
+        let watch = Stopwatch::default();
+        watch.set(true, Duration::from_millis(104));
+        watch.set(false, Duration::from_millis(100));
+        assert_eq!(watch.read().0, Duration::ZERO);
+        watch.set(true, Duration::from_millis(200));
+        watch.set(false, Duration::from_millis(250));
+        assert_eq!(watch.read().0, Duration::from_millis(50));
     }
 
     /// A reader in between would tell a connection that it has not waited.
@@ -263,7 +286,7 @@ mod tests {
             });
             for _ in 0..500_000 {
                 watch.start(now().saturating_sub(RUN.as_nanos() as u64));
-                watch.set(false);
+                watch.set(false, sys::coarse_time());
             }
             is_done.store(true, RELAXED);
             reader.join().unwrap();
@@ -286,10 +309,10 @@ mod tests {
     #[test]
     fn waits_of_a_sender_are_the_wire_unless_the_peer_had_no_buffer() {
         let waits = Waits::default();
-        waits.outstanding.set(true);
+        waits.outstanding.set(true, sys::coarse_time());
         let_time_pass();
         let_time_pass();
-        waits.outstanding.set(false);
+        waits.outstanding.set(false, sys::coarse_time());
         let before = waits.sender_times();
         assert_eq!((before.peer, before.wire), (Duration::ZERO, before.outstanding));
         waits.peer_says(15);
@@ -301,14 +324,14 @@ mod tests {
     #[test]
     fn waits_of_a_process_are_uncalled_only_without_any_request() {
         let calls = Calls::default();
-        calls.change(true);
-        calls.change(true);
+        calls.change(true, sys::coarse_time());
+        calls.change(true, sys::coarse_time());
         let (idle, running) = calls.uncalled();
         assert!(running.is_zero());
-        calls.change(false);
+        calls.change(false, sys::coarse_time());
         let_time_pass();
         assert_eq!(calls.uncalled(), (idle, Duration::ZERO));
-        calls.change(false);
+        calls.change(false, sys::coarse_time());
         let_time_pass();
         let (total, running) = calls.uncalled();
         assert!(running >= Duration::from_millis(20) && total >= idle + running);
@@ -321,14 +344,14 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..20_000 {
-                        calls.change(true);
-                        calls.change(false);
+                        calls.change(true, sys::coarse_time());
+                        calls.change(false, sys::coarse_time());
                     }
                 });
             }
         });
         assert!(!calls.uncalled().1.is_zero() || calls.idle_since.load(RELAXED) != Calls::STOPPED);
-        calls.change(true);
+        calls.change(true, sys::coarse_time());
         assert_eq!(calls.idle_since.load(RELAXED), Calls::STOPPED);
     }
 }
