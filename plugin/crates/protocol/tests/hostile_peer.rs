@@ -51,7 +51,7 @@ fn reassembly_survives_hostile_chunks() {
             let mut at = chunk.offset;
             loop {
                 match reassembly.reserve(&chunk, at) {
-                    Ok(ChunkAction::Deliver { payload, end }) => {
+                    Ok(ChunkAction::Deliver { payload: &payload, end }) => {
                         assert_eq!(payload as u64, chunk.message);
                         assert!(end <= chunk.end() && end <= capacities[payload]);
                         reserved.push((payload, at, end));

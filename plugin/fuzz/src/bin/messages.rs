@@ -78,7 +78,8 @@ impl Flow {
                 Ok(RecvStep::Read) if self.wire.is_empty() => return true,
                 Ok(RecvStep::Read) => self.read_once(receiver, most),
                 Ok(RecvStep::Reserve { chunk, at }) => {
-                    match receiver.reassembly.reserve(&chunk, at) {
+                    let action = receiver.reassembly.reserve(&chunk, at);
+                    match action.map(|action| action.map(|buffer| *buffer)) {
                         Ok(ChunkAction::NotPosted) => return true,
                         Ok(action) => {
                             if let ChunkAction::Deliver { payload, end } = action {

@@ -74,6 +74,17 @@ pub enum ChunkAction<T> {
     NotPosted,
 }
 
+impl<T> ChunkAction<T> {
+    /// The same with this value in place of the one that the buffer was posted with.
+    pub fn map<U>(self, value: impl FnOnce(T) -> U) -> ChunkAction<U> {
+        match self {
+            Self::Deliver { payload, end } => ChunkAction::Deliver { payload: value(payload), end },
+            Self::Discard { end } => ChunkAction::Discard { end },
+            Self::NotPosted => ChunkAction::NotPosted,
+        }
+    }
+}
+
 /// A message of which all bytes have been received.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CompletedMessage<T> {
@@ -114,8 +125,8 @@ struct Incoming<T> {
     /// Bytes that are received or reserved.
     reserved: Ranges,
     received: u64,
-    done: bool,
-    payload: T,
+    /// `None` once it is complete.
+    payload: Option<T>,
 }
 
 impl<T> Default for Reassembly<T> {
@@ -131,7 +142,7 @@ impl<T> Default for Reassembly<T> {
     }
 }
 
-impl<T: Clone> Reassembly<T> {
+impl<T> Reassembly<T> {
     /// Adds a buffer of `capacity` bytes for the next message; returns that message's number.
     pub fn post(&mut self, capacity: u64, payload: T) -> u64 {
         self.posted.push_back(Incoming {
@@ -140,8 +151,7 @@ impl<T: Clone> Reassembly<T> {
             ack_wanted: false,
             reserved: self.spare.pop().unwrap_or_default(),
             received: 0,
-            done: false,
-            payload,
+            payload: Some(payload),
         });
         self.next() - 1
     }
@@ -160,7 +170,7 @@ impl<T: Clone> Reassembly<T> {
         &mut self,
         chunk: &ChunkHeader,
         at: u64,
-    ) -> Result<ChunkAction<T>, ReassemblyError> {
+    ) -> Result<ChunkAction<&T>, ReassemblyError> {
         let ChunkHeader { message, total, ack_wanted, .. } = *chunk;
         let end = chunk.end();
         let Some(index) = message.checked_sub(self.first) else {
@@ -168,9 +178,7 @@ impl<T: Clone> Reassembly<T> {
         };
         let index = usize::try_from(index).unwrap_or(usize::MAX);
         let Some(incoming) = self.posted.get_mut(index) else { return Ok(ChunkAction::NotPosted) };
-        if incoming.done {
-            return Ok(ChunkAction::Discard { end });
-        }
+        let Some(payload) = &incoming.payload else { return Ok(ChunkAction::Discard { end }) };
         let capacity = incoming.capacity;
         if total > capacity {
             return Err(ReassemblyError::TooLong { message, total, capacity });
@@ -191,7 +199,7 @@ impl<T: Clone> Reassembly<T> {
             return Err(ReassemblyError::TooFragmented { message });
         }
         incoming.reserved.add(at, end);
-        Ok(ChunkAction::Deliver { payload: incoming.payload.clone(), end })
+        Ok(ChunkAction::Deliver { payload, end })
     }
 
     /// Reports that this many reserved bytes of a message are in place. Returns the message when it is
@@ -200,12 +208,11 @@ impl<T: Clone> Reassembly<T> {
         let incoming = self.incoming(message)?;
         incoming.received += bytes;
         let total = incoming.total?;
-        if incoming.received < total || incoming.done {
+        if incoming.received < total {
             return None;
         }
-        incoming.done = true;
-        let completed = CompletedMessage { payload: incoming.payload.clone(), total };
-        while self.posted.front().is_some_and(|incoming| incoming.done) {
+        let completed = CompletedMessage { payload: incoming.payload.take()?, total };
+        while self.posted.front().is_some_and(|incoming| incoming.payload.is_none()) {
             let Some(mut incoming) = self.posted.pop_front() else { break };
             self.first += 1;
             self.unacked_bytes += incoming.total.unwrap_or_default();
@@ -257,14 +264,12 @@ impl<T: Clone> Reassembly<T> {
     /// The numbers of incomplete messages, and the values of their buffers.
     pub fn posted(&self) -> impl Iterator<Item = (u64, &T)> {
         let numbered = (self.first..).zip(&self.posted);
-        numbered
-            .filter(|(_, incoming)| !incoming.done)
-            .map(|(number, incoming)| (number, &incoming.payload))
+        numbered.filter_map(|(number, incoming)| Some((number, incoming.payload.as_ref()?)))
     }
 
     /// Number of posted buffers whose message is incomplete.
     pub fn outstanding(&self) -> usize {
-        self.posted.iter().filter(|incoming| !incoming.done).count()
+        self.posted.iter().filter(|incoming| incoming.payload.is_some()).count()
     }
 
     /// Bytes that incomplete messages still lack, as far as their lengths are known.
@@ -289,7 +294,7 @@ mod tests {
         assert_eq!(reassembly.post(64, 'a'), 0);
         assert_eq!(
             reassembly.reserve(&header, 0),
-            Ok(ChunkAction::Deliver { payload: 'a', end: 10 })
+            Ok(ChunkAction::Deliver { payload: &'a', end: 10 })
         );
         assert_eq!(reassembly.missing_bytes(), 10);
         assert_eq!(reassembly.received(0, 4), None);
@@ -342,7 +347,7 @@ mod tests {
         reassembly.received(0, 56);
         reassembly.release(0, 312, 512);
         let again = chunk(0, 128, 512, 1024);
-        let deliver = |end| Ok(ChunkAction::Deliver { payload: 'a', end });
+        let deliver = |end| Ok(ChunkAction::Deliver { payload: &'a', end });
         assert_eq!(reassembly.reserve(&again, 128), deliver(256));
         assert_eq!(reassembly.reserve(&again, 256), Ok(ChunkAction::Discard { end: 312 }));
         assert_eq!(reassembly.reserve(&again, 312), deliver(640));
@@ -357,7 +362,7 @@ mod tests {
         let second = chunk(1, 0, 0, 0);
         assert_eq!(
             reassembly.reserve(&second, 0),
-            Ok(ChunkAction::Deliver { payload: 'b', end: 0 })
+            Ok(ChunkAction::Deliver { payload: &'b', end: 0 })
         );
         assert_eq!(reassembly.received(1, 0), Some(CompletedMessage { payload: 'b', total: 0 }));
         assert_eq!(reassembly.reserve(&second, 0), Ok(ChunkAction::Discard { end: 0 }));

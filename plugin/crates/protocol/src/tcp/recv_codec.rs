@@ -446,7 +446,7 @@ pub(super) mod test_reader {
                     Ok(RecvStep::Reserve { chunk, at }) => {
                         match messages.reassembly.reserve(&chunk, at) {
                             Ok(ChunkAction::NotPosted) => return bytes,
-                            Ok(action) => self.codec.reserved(action),
+                            Ok(action) => self.codec.reserved(action.map(|buffer| *buffer)),
                             Err(error) => {
                                 self.events.push(Event::Refused(error));
                                 return bytes;

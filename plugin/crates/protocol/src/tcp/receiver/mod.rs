@@ -169,7 +169,7 @@ struct Flow {
 }
 
 /// The payload of a posted message.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Posted<B, R> {
     buffer: B,
     tag: i32,
@@ -186,7 +186,7 @@ struct Idle {
 }
 
 /// What happens to flows.
-impl<B: Copy, R: Clone, M> Receiver<B, R, M> {
+impl<B: Copy, R, M> Receiver<B, R, M> {
     /// A connection without flows, which is opened at this time.
     pub fn new(now: Time, timeouts: RecvTimeouts) -> Self {
         Self {
@@ -318,7 +318,7 @@ impl<B: Copy, R: Clone, M> Receiver<B, R, M> {
 }
 
 /// What happens to messages.
-impl<B: Copy, R: Clone, M> Receiver<B, R, M> {
+impl<B: Copy, R, M> Receiver<B, R, M> {
     /// A buffer is posted for the next message: one without a tag, or with the common one ([`Receiver::has_common_tag`]).
     pub fn handle_buffer(&mut self, now: Time, posted: PostedBuffer<B, R>, tag: i32) {
         let message = self.post(posted, tag);
@@ -376,21 +376,22 @@ impl<B: Copy, R: Clone, M> Receiver<B, R, M> {
         chunk: &ChunkHeader,
         at: u64,
     ) -> Result<Reserve<B>, ReassemblyError> {
-        let mut action = self.reassembly.reserve(chunk, at)?;
+        let buffer = |posted: &Posted<B, R>| posted.buffer;
+        let mut action = self.reassembly.reserve(chunk, at)?.map(buffer);
         if matches!(action, ChunkAction::NotPosted) {
             // A flow on which no tag was sent: the tag is 0.
             self.tags.set_common_tag(0);
             if !self.tags.is_idle() {
                 self.try_match_tags()?;
-                action = self.reassembly.reserve(chunk, at)?;
+                action = self.reassembly.reserve(chunk, at)?.map(buffer);
             }
         }
         Ok(match action {
-            ChunkAction::Deliver { payload, end } => {
+            ChunkAction::Deliver { .. } => {
                 self.waits.arriving = true;
-                Reserve::Chunk(ChunkAction::Deliver { payload: payload.buffer, end })
+                Reserve::Chunk(action)
             }
-            ChunkAction::Discard { end } => Reserve::Chunk(ChunkAction::Discard { end }),
+            ChunkAction::Discard { .. } => Reserve::Chunk(action),
             ChunkAction::NotPosted if self.wants_unexpected(now, chunk) => {
                 Reserve::Memory(chunk.total)
             }
@@ -574,7 +575,7 @@ impl<B: Copy, R: Clone, M> Receiver<B, R, M> {
 }
 
 /// Replies, timeouts and the end.
-impl<B: Copy, R: Clone, M> Receiver<B, R, M> {
+impl<B: Copy, R, M> Receiver<B, R, M> {
     /// The next thing to do.
     pub fn poll_event(&mut self) -> Option<RecvEvent<R>> {
         if let Some((request, bytes)) = self.complete.take() {
@@ -759,7 +760,7 @@ impl<B: Copy, R: Clone, M> Receiver<B, R, M> {
 }
 
 /// Queries.
-impl<B: Copy, R: Clone, M> Receiver<B, R, M> {
+impl<B: Copy, R, M> Receiver<B, R, M> {
     /// Whether it is neither closed nor failed: flows may be added.
     pub fn is_open(&self) -> bool {
         self.life.is_open()
