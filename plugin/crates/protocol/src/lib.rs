@@ -9,7 +9,8 @@
 //! [`ChunkHeader`] precedes the chunk on the same flow, so the receiver's [`Reassembly`] can place the bytes whatever
 //! flow carries them and in whatever order. The [`Receiver`] of a connection decides which message goes where, what is
 //! written to the sender, and what ends the connection. Complete messages are acknowledged in the other direction. The sender keeps
-//! a message until then: when a flow fails, what it may not have delivered is retransmitted on others.
+//! a message until then: when a flow fails, what it may not have delivered is retransmitted on others. [`Repair`] decides which
+//! flows the sender gives up, and which it dials in their places.
 //!
 //! `rdma`: messages are written by queue pairs. A single TCP connection, the control connection, carries
 //! [`ControlMessage`]s; a [`ReplayBuffer`] keeps those that must survive its replacement. [`Arrivals`] tracks which parts
@@ -52,15 +53,17 @@ pub use tcp::copies::{COPY_BLOCK_BYTES, CopyId, CopyReservation, CopyRings};
 pub use tcp::flow_count::FlowCount;
 pub use tcp::frame::{ChunkHeader, FRAME_BYTES, Frame, FrameError, checksum};
 pub use tcp::pacing::{Pacer, Progress};
+pub use tcp::path::PathInfo;
 pub use tcp::reassembly::{ChunkAction, CompletedMessage, Reassembly, ReassemblyError};
 pub use tcp::receiver::{
     AddedFlow, FlowEnd, FlowId, PostedBuffer, Received, Receiver, RecvEvent, RecvFailure,
     RecvTimeouts, RecvWaits, Reserve,
 };
 pub use tcp::recv_codec::{Abandoned, Part, RecvCodec, RecvError, RecvStep, Room};
-pub use tcp::refusals::Refusals;
-pub use tcp::repath::{FlowStats, Repath, RepathAction};
 pub use tcp::round_trips::RoundTrips;
 pub use tcp::scheduler::{AckError, NextFrame, Schedule, Scheduler, SentMessage};
-pub use tcp::segments::SegmentLimit;
 pub use tcp::send_codec::{FrameSlice, MAX_FRAMES, SendCodec, Written};
+pub use tcp::sender::repair::{
+    AcceptedFlow, DialFailure, FlowDeath, FlowDial, FlowReport, Outage, Repair, RepairEvent,
+    RepairFailure, RepairSettings, Situation,
+};

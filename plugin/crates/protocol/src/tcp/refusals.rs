@@ -10,7 +10,7 @@ const MIN_TIME: Duration = Duration::from_secs(2);
 ///
 /// Times are given as durations since any fixed moment.
 #[derive(Debug, Default)]
-pub struct Refusals {
+pub(crate) struct Refusals {
     /// When the first was refused.
     since: Option<Duration>,
     /// The addresses that have refused.
@@ -20,7 +20,7 @@ pub struct Refusals {
 impl Refusals {
     /// A dial to one of the peer's addresses, of which there are so many, was refused. Returns whether that is final: each has
     /// refused, and refusals have repeated for a while.
-    pub fn refused(&mut self, now: Duration, address: usize, addresses: usize) -> bool {
+    pub(crate) fn refused(&mut self, now: Duration, address: usize, addresses: usize) -> bool {
         if !self.addresses.contains(&address) {
             self.addresses.push(address);
         }
@@ -29,7 +29,7 @@ impl Refusals {
     }
 
     /// The peer's process is there.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
 }

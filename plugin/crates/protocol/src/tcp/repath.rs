@@ -36,18 +36,18 @@ const MIN_BYTES: u64 = 128 << 10;
 
 /// What a flow has carried so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FlowStats {
+pub(crate) struct FlowStats {
     /// The flow's number.
-    pub flow: u32,
+    pub(crate) flow: u32,
     /// Payload bytes.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Time in which it had bytes to deliver and the peer's window was open.
-    pub busy: Duration,
+    pub(crate) busy: Duration,
 }
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RepathAction {
+pub(crate) enum RepathAction {
     /// Keep the flows.
     Nothing,
     /// Open this many more flows: they may find other paths.
@@ -73,7 +73,7 @@ pub enum RepathAction {
 ///
 /// Times are given as durations since any fixed moment.
 #[derive(Debug)]
-pub struct Repath {
+pub(crate) struct Repath {
     /// Number of flows that the connection should have.
     flows: usize,
     /// What that was at first, and its maximum.
@@ -125,7 +125,7 @@ impl FlowStats {
 
 impl Repath {
     /// For a connection that should have this many flows.
-    pub fn new(flows: NonZeroUsize) -> Self {
+    pub(crate) fn new(flows: NonZeroUsize) -> Self {
         let flows = flows.get();
         Self {
             flows,
@@ -144,7 +144,12 @@ impl Repath {
     }
 
     /// To be called at intervals. `busy`: there are messages to send. `carried`: what each flow has carried.
-    pub fn tick(&mut self, now: Duration, busy: bool, carried: &[FlowStats]) -> RepathAction {
+    pub(crate) fn tick(
+        &mut self,
+        now: Duration,
+        busy: bool,
+        carried: &[FlowStats],
+    ) -> RepathAction {
         let known = carried.len() == self.before.len()
             && carried.iter().zip(&self.before).all(|(new, old)| new.flow == old.flow);
         let Some(since) = self.since.filter(|_| busy && known) else {
@@ -205,22 +210,23 @@ impl Repath {
     }
 
     /// Number of flows that the connection should have.
-    pub fn flows(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn flows(&self) -> usize {
         self.flows
     }
 
     /// The connection should have this many more flows from now on.
-    pub fn keep(&mut self, more: usize) {
+    pub(crate) fn keep(&mut self, more: usize) {
         self.flows += more;
     }
 
     /// Whether a trial is running.
-    pub fn is_trial_running(&self) -> bool {
+    pub(crate) fn is_trial_running(&self) -> bool {
         self.trial.is_some()
     }
 
     /// Whether this flow was open before the running trial.
-    pub fn predates_trial(&self, flow: u32) -> bool {
+    pub(crate) fn predates_trial(&self, flow: u32) -> bool {
         self.trial.is_none_or(|trial| flow <= trial.newest)
     }
 

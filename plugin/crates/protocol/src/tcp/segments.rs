@@ -16,7 +16,7 @@ const MIN_FAILURES: u32 = 2;
 ///
 /// Times are given as durations since any fixed moment.
 #[derive(Debug, Default)]
-pub struct SegmentLimit {
+pub(crate) struct SegmentLimit {
     /// Number of limits that were set.
     step: usize,
     /// Flows with the present limit that delivered nothing.
@@ -29,13 +29,13 @@ pub struct SegmentLimit {
 
 impl SegmentLimit {
     /// Maximum bytes of a segment's payload (`TCP_MAXSEG`) of flows that are opened now. `None`: what the hosts agree on.
-    pub fn bytes(&self) -> Option<u32> {
+    pub(crate) fn bytes(&self) -> Option<u32> {
         self.step.checked_sub(1).map(|last| LIMITS[last])
     }
 
     /// The flow with this number has failed, and has delivered something or not. `next`: the number of the next flow. Returns
     /// whether there is another limit from now on.
-    pub fn flow_failed(
+    pub(crate) fn flow_failed(
         &mut self,
         now: Duration,
         number: u32,
@@ -61,7 +61,7 @@ impl SegmentLimit {
     }
 
     /// Since when flows have delivered nothing, if the shortest segments made no difference.
-    pub fn fails_since(&self) -> Option<Duration> {
+    pub(crate) fn fails_since(&self) -> Option<Duration> {
         let is_last = self.step == LIMITS.len() && self.failures >= MIN_FAILURES;
         self.since.filter(|_| is_last)
     }

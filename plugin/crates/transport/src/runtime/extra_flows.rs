@@ -25,11 +25,6 @@ impl ExtraFlows {
 }
 
 impl ExtraFlowsLease {
-    /// Number of flows that it has.
-    pub(crate) fn flows(&self) -> usize {
-        self.flows
-    }
-
     /// Takes this many more, or as many as are left. Returns the number taken.
     pub(crate) fn take(&mut self, wanted: usize) -> usize {
         let granted = |used: usize| wanted.min(MAX_EXTRA_FLOWS - used);

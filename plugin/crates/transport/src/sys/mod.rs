@@ -26,5 +26,5 @@ pub(crate) use socket::{
 };
 #[cfg(test)]
 pub(crate) use socket::{drop_longer_packets, option};
-pub(crate) use tcp_info::{PathFigures, PathInfo, path_figures, path_info};
+pub(crate) use tcp_info::{PathFigures, path_figures, path_info};
 pub(crate) use time::{coarse_nanoseconds, coarse_time, processor_time};

@@ -6,50 +6,27 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 use std::time::Duration;
 
+use evenkeel_protocol::PathInfo;
 use socket2::Socket;
 
-/// The kernel's information about a TCP connection and its path.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct PathInfo {
-    /// Number of unanswered retransmissions or probes since the peer last answered. A live peer that does not read answers
-    /// window probes, so it never counts as silent.
-    pub(crate) unanswered: u8,
-    /// Time since the last of them, or since the last data; zero if that is not known.
-    pub(crate) asked: Duration,
-    /// Time since the peer's host last acknowledged anything.
-    pub(crate) silent: Duration,
-    /// Bytes that the peer's host has acknowledged so far.
-    pub(crate) acked: u64,
-    /// Time with unacknowledged data and an open receive window.
-    pub(crate) busy: Duration,
-    /// Minimum round trip.
-    pub(crate) round_trip: Duration,
-    /// Smoothed round trip.
-    pub(crate) usual_round_trip: Duration,
-    /// Segments retransmitted so far.
-    pub(crate) retransmitted: u64,
-}
-
-/// Reads them from the kernel.
+/// Reads a socket's [`PathInfo`] from the kernel.
 pub(crate) fn path_info(socket: &Socket) -> io::Result<PathInfo> {
-    Ok(tcp_info(socket)?.into())
+    Ok(path_info_of(&tcp_info(socket)?))
 }
 
-impl From<libc::tcp_info> for PathInfo {
-    fn from(info: libc::tcp_info) -> Self {
-        let busy = info.tcpi_busy_time.saturating_sub(info.tcpi_rwnd_limited);
-        // A probe carries no data, so the kernel does not report when it was sent: perhaps just now.
-        let asked = if info.tcpi_probes == 0 { info.tcpi_last_data_sent } else { 0 };
-        Self {
-            unanswered: info.tcpi_retransmits.max(info.tcpi_probes),
-            asked: Duration::from_millis(asked.into()),
-            silent: Duration::from_millis(info.tcpi_last_ack_recv.into()),
-            acked: info.tcpi_bytes_acked,
-            busy: Duration::from_micros(busy),
-            round_trip: Duration::from_micros(info.tcpi_min_rtt.into()),
-            usual_round_trip: Duration::from_micros(info.tcpi_rtt.into()),
-            retransmitted: info.tcpi_total_retrans.into(),
-        }
+fn path_info_of(info: &libc::tcp_info) -> PathInfo {
+    let busy = info.tcpi_busy_time.saturating_sub(info.tcpi_rwnd_limited);
+    // A probe carries no data, so the kernel does not report when it was sent: perhaps just now.
+    let asked = if info.tcpi_probes == 0 { info.tcpi_last_data_sent } else { 0 };
+    PathInfo {
+        unanswered: info.tcpi_retransmits.max(info.tcpi_probes),
+        asked: Duration::from_millis(asked.into()),
+        silent: Duration::from_millis(info.tcpi_last_ack_recv.into()),
+        acked: info.tcpi_bytes_acked,
+        busy: Duration::from_micros(busy),
+        round_trip: Duration::from_micros(info.tcpi_min_rtt.into()),
+        usual_round_trip: Duration::from_micros(info.tcpi_rtt.into()),
+        retransmitted: info.tcpi_total_retrans.into(),
     }
 }
 
@@ -108,9 +85,9 @@ mod tests {
         // SAFETY: as in `tcp_info`.
         let mut info: libc::tcp_info = unsafe { mem::zeroed() };
         (info.tcpi_probes, info.tcpi_last_data_sent) = (1, 60_000);
-        assert_eq!(PathInfo::from(info).asked, Duration::ZERO);
+        assert_eq!(path_info_of(&info).asked, Duration::ZERO);
         (info.tcpi_probes, info.tcpi_retransmits) = (0, 1);
-        assert_eq!(PathInfo::from(info).asked, Duration::from_secs(60));
+        assert_eq!(path_info_of(&info).asked, Duration::from_secs(60));
     }
 
     #[test]

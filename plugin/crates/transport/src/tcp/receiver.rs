@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
-    FlowEnd, FlowId, PostedBuffer, ReassemblyError, RecvEvent, RecvFailure, RecvTimeouts,
+    FlowEnd, FlowId, PathInfo, PostedBuffer, ReassemblyError, RecvEvent, RecvFailure, RecvTimeouts,
     RecvWaits, Refusal,
 };
 use socket2::Socket;
@@ -460,7 +460,7 @@ impl Observed for TcpReceiver {
         &self.base
     }
 
-    fn paths(&self) -> Vec<sys::PathInfo> {
+    fn paths(&self) -> Vec<PathInfo> {
         let paths = Self::flows(self);
         paths.iter().filter_map(|flow| sys::path_info(&flow.socket).ok()).collect()
     }

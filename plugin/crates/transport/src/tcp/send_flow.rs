@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
-    ChunkHeader, FRAME_BYTES, FlowStats, Frame, FrameError, FrameSlice, NextFrame, Pacer, Progress,
+    ChunkHeader, FRAME_BYTES, Frame, FrameError, FrameSlice, NextFrame, Pacer, PathInfo, Progress,
     SendCodec, TagGate, Written,
 };
 use socket2::Socket;
@@ -79,12 +79,8 @@ pub(crate) struct SendFlow<O: SendFlowOwner> {
     pub(crate) socket: Socket,
     pub(super) registration: Registration,
     pub(crate) counters: FlowCounters,
-    /// Bytes that the peer's host had acknowledged when it was opened: those of the handshake.
-    pub(super) acked_at_first: u64,
     /// It takes no more chunks.
     pub(crate) retiring: AtomicBool,
-    /// Its key is nearly used up.
-    pub(super) worn: AtomicBool,
     /// Its socket did not take everything, or is being written to. There is an event when it takes more.
     pub(super) is_full: AtomicBool,
     /// It is to write although its socket may not have changed.
@@ -225,12 +221,6 @@ impl<O: SendFlowOwner> SendFlow<O> {
     pub(super) fn wake_worker(&self) {
         self.is_woken.store(true, Ordering::Relaxed);
         self.registration.wake(&self.socket);
-    }
-
-    /// What it has carried so far.
-    pub(crate) fn carried(&self) -> FlowStats {
-        let busy = sys::path_info(&self.socket).unwrap_or_default().busy;
-        FlowStats { flow: self.number, bytes: self.counters.bytes(), busy }
     }
 
     pub(super) fn shutdown(&self) {
@@ -516,7 +506,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
     /// Notes the flow's round trip, and tells the pacer how far the flow is. False if the pacer knows no more than before.
     fn sample(&self, writer: &mut WriteState, now: Duration) -> bool {
         let Ok(info) = sys::path_info(&self.socket) else { return false };
-        let sys::PathInfo { acked, busy, round_trip, usual_round_trip, retransmitted, .. } = info;
+        let PathInfo { acked, busy, round_trip, usual_round_trip, retransmitted, .. } = info;
         let shortest_round_trip =
             lock(self.sender.queue()).round_trips.note(now, self.slot, usual_round_trip);
         if !writer.pace.is_backlogged(writer.outstanding) {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
-    AdvertisedTags, FRAME_BYTES, Frame, Pacer, RoundTrips, Scheduler, TagGate,
+    AdvertisedTags, FRAME_BYTES, Frame, Pacer, PathInfo, RoundTrips, Scheduler, Situation, TagGate,
 };
 
 use crate::connection::base::{Base, Direction, InFlight, TransportKind, WORKER_QUANTUM};
@@ -27,7 +27,7 @@ use crate::sync::lock;
 use crate::sys::{self};
 use crate::tcp::MAX_FLOW_SLOTS;
 use crate::tcp::lone_pacing::LonePacing;
-use crate::tcp::repair_state::RepairState;
+use crate::tcp::repair::RepairState;
 use crate::tcp::retransmit_buffer::RetransmitBuffer;
 use crate::tcp::send_flow::{self, FrameReader, SendFlowOwner, WriteState};
 use crate::tcp::send_queue::{self, Outgoing, SendCompletion};
@@ -38,9 +38,6 @@ const NO_SLOT: usize = usize::MAX;
 
 /// How long all flows are used after a tick without progress and answers. By then a dead path is detected.
 const ALL_FLOWS_TIME: Duration = Duration::from_secs(1);
-/// How long nothing moves before encrypted flows are pinged. It is doubled each time, up to the limit.
-const MIN_PING_TIME: Duration = Duration::from_secs(1);
-const MAX_PING_TIME: Duration = Duration::from_secs(64);
 
 impl Outbound for TcpSender {
     fn base(&self) -> &Base {
@@ -105,14 +102,14 @@ impl Outbound for TcpSender {
 type SendFlow = send_flow::SendFlow<TcpSender>;
 type SendQueue = send_queue::SendQueue<SendFlow>;
 
-/// Lock order: a flow's `frame_reader`, then `repair`, then a flow's `writer`, then `queue`.
+/// Lock order: a flow's `frame_reader`, then a flow's `writer`, then `queue`.
 pub(crate) struct TcpSender {
     pub(crate) base: Base,
     pub(crate) destination: Arc<Destination>,
     pub(crate) queue: Mutex<SendQueue>,
-    pub(crate) repair: Mutex<RepairState>,
+    pub(super) repair: Mutex<RepairState>,
     /// For timeouts of the connection. Flows have none.
-    clock: Registration,
+    pub(super) clock: Registration,
     /// When the connection was opened. Pacing times count from here.
     epoch: Instant,
     seen_turn: SeenTurn,
@@ -142,7 +139,6 @@ impl TcpSender {
         let retransmit_buffer =
             RetransmitBuffer::new(context.settings.retransmit_buffer_bytes, pool);
         let schedule = context.settings.schedule;
-        let extra_flows = destination.workers.extra_flows.lease();
         let flow_count = destination.workers.flow_counts.of(destination.peer.ip(), streams.len());
         let sender = Arc::new(Self {
             base: Base::new(context, Direction::Send, TransportKind::Tcp, destination.peer),
@@ -165,7 +161,7 @@ impl TcpSender {
                 closed: false,
                 lingering: None,
             }),
-            repair: Mutex::new(RepairState::new(streams.len() as u32, extra_flows)),
+            repair: Mutex::new(RepairState::new(&destination, streams.len() as u32)),
             destination,
             epoch: Instant::now(),
             seen_turn: SeenTurn::default(),
@@ -177,7 +173,7 @@ impl TcpSender {
         let observed: Weak<Self> = Arc::downgrade(&sender);
         sender.base.context.metrics.watch(observed);
         for (number, stream) in streams.into_iter().enumerate() {
-            if let Err(error) = sender.add_flow(number as u32, stream, Pacer::default()) {
+            if let Err(error) = sender.begin_with(number as u32, stream, Pacer::default()) {
                 sender.close();
                 return Err(error);
             }
@@ -185,8 +181,15 @@ impl TcpSender {
         Ok(sender)
     }
 
+    /// Adds a flow of the beginning.
+    fn begin_with(self: &Arc<Self>, number: u32, stream: Stream, pace: Pacer) -> io::Result<()> {
+        let acked = sys::path_info(&stream.socket).map_or(0, |info| info.acked);
+        lock(&self.repair).engine.handle_flow(number, acked);
+        self.add_flow(number, stream, pace)
+    }
+
     /// Adds a flow that was accepted, which starts with this pacer.
-    pub(crate) fn add_flow(
+    pub(super) fn add_flow(
         self: &Arc<Self>,
         number: u32,
         stream: Stream,
@@ -204,7 +207,6 @@ impl TcpSender {
             let Stream { socket, send, recv: mut half } = stream;
             half.read_ahead();
             let frames = [0; 8 * FRAME_BYTES];
-            let acked_at_first = sys::path_info(&socket).map_or(0, |info| info.acked);
             let flow = Arc::new(SendFlow {
                 sender: Arc::clone(self),
                 number,
@@ -212,9 +214,7 @@ impl TcpSender {
                 socket,
                 registration: self.destination.workers.registration(),
                 counters: FlowCounters::default(),
-                acked_at_first,
                 retiring: AtomicBool::new(false),
-                worn: AtomicBool::new(false),
                 is_full: AtomicBool::new(false),
                 // It becomes idle, or takes work, when it is first called.
                 is_woken: AtomicBool::new(true),
@@ -242,6 +242,12 @@ impl TcpSender {
             flow.registration.end(&flow.socket);
         }
         Ok(())
+    }
+
+    /// The flow with this number.
+    pub(super) fn flow(&self, number: u32) -> Option<Arc<SendFlow>> {
+        let queue = lock(&self.queue);
+        queue.flows.iter().flatten().find(|flow| flow.number == number).map(Arc::clone)
     }
 
     /// The present flows.
@@ -434,9 +440,7 @@ impl SendFlowOwner for TcpSender {
         if over {
             self.close();
         } else {
-            self.clock.request_tick();
-            self.limit_segments(flow);
-            self.on_flow_lost(why);
+            self.on_flow_lost(flow, why);
         }
     }
 
@@ -506,8 +510,7 @@ impl SendFlowOwner for TcpSender {
     }
 
     fn on_flow_dead(self: &Arc<Self>, number: u32) {
-        let flow = self.flows().into_iter().find(|flow| flow.number == number);
-        if let Some(flow) = flow {
+        if let Some(flow) = self.flow(number) {
             self.flow_failed(&flow, "the peer reported it as dead");
         }
     }
@@ -517,6 +520,7 @@ impl SendFlowOwner for TcpSender {
         // informs the peer now, not when this side closes.
         self.quiesce();
         self.base.fail(kind, what, &self.in_flight());
+        self.stop_repair();
     }
 }
 
@@ -614,54 +618,6 @@ impl TcpSender {
         waiting.iter().for_each(|flow| flow.wake_worker());
     }
 
-    /// A flow takes no more chunks.
-    pub(crate) fn begin_to_retire(&self, flow: &SendFlow) {
-        flow.retiring.store(true, Ordering::Relaxed);
-        let waiting = lock(&self.queue).choose_flows();
-        waiting.iter().for_each(|flow| flow.wake_worker());
-    }
-
-    /// Removes a flow that has nothing to deliver any more.
-    pub(crate) fn retire(&self, flow: &SendFlow) {
-        let waiting = {
-            let mut writer = flow.writer.lock();
-            let mut queue = lock(&self.queue);
-            let is_written = writer.codec.is_empty() && writer.half.is_flushed();
-            if writer.closed || !is_written || !queue.scheduler.is_drained(flow.slot) {
-                // Another thread may have wanted to write meanwhile.
-                flow.wake_worker();
-                return;
-            }
-            writer.closed = true;
-            queue.scheduler.flow_closed(flow.slot);
-            queue.remove(flow)
-        };
-        waiting.iter().for_each(|flow| flow.wake_worker());
-        flow.end();
-    }
-
-    /// Pings the flows of a connection on which nothing moves, less and less often: the peer may not have posted a buffer yet.
-    /// Somebody who drops a record and answers for TCP is found by the record behind it, in both directions.
-    fn ping_flows(&self, now: Instant, has_stopped: bool) {
-        if self.base.context.settings.encryption.is_none() {
-            return;
-        }
-        {
-            let mut repair = lock(&self.repair);
-            if !has_stopped {
-                repair.next_ping = None;
-                return;
-            }
-            let (at, wait) = *repair.next_ping.get_or_insert((now + MIN_PING_TIME, MIN_PING_TIME));
-            if now < at {
-                return;
-            }
-            let wait = (2 * wait).min(MAX_PING_TIME);
-            repair.next_ping = Some((now + wait, wait));
-        }
-        self.flows().iter().for_each(|flow| flow.ping());
-    }
-
     /// Whether the connection is over and needs no flows.
     pub(crate) fn is_over(&self) -> bool {
         self.base.failed() || lock(&self.queue).closed
@@ -669,18 +625,22 @@ impl TcpSender {
 
     /// Checks timeouts and flows. Returns whether there is something to check at the next tick.
     fn tick(self: &Arc<Self>, now: Instant) -> bool {
-        let (busy, has_stopped) = {
+        let mut situation = Situation {
+            is_limited_by_paths: self.flow_count.is_limited_by_paths(),
+            ..Situation::default()
+        };
+        {
             let mut queue = lock(&self.queue);
-            let busy = !queue.scheduler.is_empty();
-            let carried = busy.then(|| self.base.counters.carried());
-            (busy, busy && carried == std::mem::replace(&mut queue.carried, carried))
-        };
-        self.ping_flows(now, has_stopped);
+            situation.is_busy = !queue.scheduler.is_empty();
+            situation.must_retransmit = queue.scheduler.must_retransmit();
+            let carried = situation.is_busy.then(|| self.base.counters.carried());
+            let before = std::mem::replace(&mut queue.carried, carried);
+            situation.has_stopped = situation.is_busy && carried == before;
+        }
+        let Situation { is_busy, has_stopped, .. } = situation;
+        let reports = self.report_flows(is_busy);
         // The peer may only be slow to read.
-        let is_unanswered = |flow: &Arc<SendFlow>| {
-            sys::path_info(&flow.socket).is_ok_and(|info| info.unanswered > 0)
-        };
-        let is_stuck = has_stopped && self.flows().iter().any(is_unanswered);
+        let is_stuck = has_stopped && reports.iter().any(|report| report.path.unanswered > 0);
         let (lingers_until, uses_all, waiting) = {
             let mut queue = lock(&self.queue);
             let until = queue.lingering.as_ref().map(|(_, deadline)| *deadline);
@@ -696,7 +656,7 @@ impl TcpSender {
                 }
                 None => Vec::new(),
             };
-            if !busy {
+            if !is_busy {
                 queue.retransmit_buffer.shrink();
             }
             (until, queue.all_flows_until.is_some(), waiting)
@@ -704,15 +664,15 @@ impl TcpSender {
         waiting.iter().for_each(|flow| flow.wake_worker());
         if let Some(deadline) = lingers_until {
             let given_up = now >= deadline || self.base.failed();
-            if busy && given_up {
+            if is_busy && given_up {
                 self.base.info("closed with messages that the peer has not received");
             }
-            if !busy || given_up {
+            if !is_busy || given_up {
                 self.close();
                 return false;
             }
         }
-        self.repair_flows(now, busy) || uses_all || lingers_until.is_some()
+        self.check_flows(&situation, &reports) || uses_all || lingers_until.is_some()
     }
 }
 
@@ -725,7 +685,7 @@ impl Observed for TcpSender {
         &self.base
     }
 
-    fn paths(&self) -> Vec<sys::PathInfo> {
+    fn paths(&self) -> Vec<PathInfo> {
         let paths = Self::flows(self);
         paths.iter().filter_map(|flow| sys::path_info(&flow.socket).ok()).collect()
     }
@@ -889,7 +849,7 @@ mod tests {
         let _far: Vec<_> = (0..2)
             .map(|number| {
                 let (near, far) = stream();
-                sender.add_flow(number, near, Pacer::slow_start()).unwrap();
+                sender.begin_with(number, near, Pacer::slow_start()).unwrap();
                 far
             })
             .collect();
@@ -955,7 +915,7 @@ mod tests {
         let (sender, far) = open_to(transport, runtime, address, 1);
         send(&sender, CHUNK);
         drop(far);
-        test_support::until(|| (lock(&sender.repair).failures > 0).then_some(()));
+        test_support::until(|| (lock(&sender.repair).engine.dial_failures() > 0).then_some(()));
         (sender, address)
     }
 
@@ -991,7 +951,7 @@ mod tests {
         let _far: Vec<_> = (0..8)
             .map(|number| {
                 let (near, far) = stream();
-                sender.add_flow(number, near, Pacer::default()).unwrap();
+                sender.begin_with(number, near, Pacer::default()).unwrap();
                 far
             })
             .collect();

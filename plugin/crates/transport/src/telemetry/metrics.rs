@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
 
 use evenkeel_diagnosis::{Suspect, Verdict};
+use evenkeel_protocol::PathInfo;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -14,7 +15,7 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::connection::base::{Base, Direction};
 use crate::rdma::Adapter;
 use crate::sync::lock;
-use crate::sys::{PathFigures, PathInfo};
+use crate::sys::PathFigures;
 use crate::telemetry::counters::Counters;
 use crate::telemetry::exporter::{Page, Pages};
 use crate::telemetry::waits::{Calls, WaitTimes};

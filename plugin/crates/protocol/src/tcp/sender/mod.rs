@@ -1,0 +1,3 @@
+//! What the sending side of a connection decides, without its sockets, locks, clocks and memory.
+
+pub(crate) mod repair;
