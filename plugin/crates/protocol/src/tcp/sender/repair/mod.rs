@@ -441,7 +441,7 @@ impl Repair {
     fn is_idle(&mut self, is_busy: bool) -> bool {
         let was_idle = std::mem::replace(&mut self.was_idle, !is_busy);
         let (live, all) = self.count_flows();
-        let is_whole = live == all && live == self.wanted_flows() && self.dials.count() == 0;
+        let is_whole = live == all && live >= self.wanted_flows() && self.dials.count() == 0;
         was_idle && !is_busy && is_whole
     }
 

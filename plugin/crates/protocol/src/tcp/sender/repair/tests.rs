@@ -368,6 +368,17 @@ fn flows_on_which_nothing_moves_are_pinged_less_and_less_often() {
     assert_eq!(pinged(400, 404), [401, 403], "something has moved in between");
 }
 
+/// A trial of other paths has not ended when there is nothing to send any more.
+#[test]
+fn idle_connection_with_more_flows_than_it_keeps_is_not_checked() {
+    let mut repair = repair(SETTINGS, 4);
+    repair.handle_flow(9, 0);
+    for now in [1, 126] {
+        repair.handle_timeout(millis(now), &IDLE, &reports([0, 1, 2, 3, 9]));
+    }
+    assert_eq!((events(&mut repair), repair.next_timeout()), (vec![], None));
+}
+
 #[test]
 fn repair_that_is_over_asks_for_nothing() {
     let mut repair = repair(SETTINGS, 4);
