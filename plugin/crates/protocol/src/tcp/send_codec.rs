@@ -122,20 +122,21 @@ impl<P> SendCodec<P> {
         })
     }
 
-    /// This many bytes of the slices were written. Drops the payloads of frames that are written in full.
-    pub fn wrote(&mut self, count: usize) -> Written {
+    /// This many bytes of the slices were written. Calls `take` for the payload of each chunk that is written in full.
+    pub fn wrote(&mut self, count: usize, mut take: impl FnMut(P)) -> Written {
         let mut done = Written::default();
         self.written += count;
-        while let Some(entry) = self.entries.get(self.first).and_then(Option::as_ref)
-            && let whole = FRAME_BYTES + entry.payload_bytes()
-            && self.written >= whole
+        while let Some(entry) = self.entries.get_mut(self.first)
+            && let Some(Entry { frame, payload, .. }) =
+                entry.take_if(|entry| self.written >= FRAME_BYTES + entry.payload_bytes())
         {
-            if let Frame::Chunk(chunk) = entry.frame {
+            self.written -= FRAME_BYTES;
+            if let Frame::Chunk(chunk) = frame {
+                self.written -= chunk.length as usize;
                 done.chunks += 1;
                 done.bytes += u64::from(chunk.length);
+                take(payload);
             }
-            self.written -= whole;
-            self.entries[self.first] = None;
             self.first += 1;
         }
         if self.is_empty() {
@@ -145,9 +146,10 @@ impl<P> SendCodec<P> {
         done
     }
 
-    /// Drops all frames: the flow writes nothing more of them.
-    pub fn clear(&mut self) {
-        self.entries[self.first..self.end].fill_with(|| None);
+    /// Removes all frames: the flow writes nothing more of them. Calls `take` for each payload.
+    pub fn clear(&mut self, mut take: impl FnMut(P)) {
+        let entries = self.entries[self.first..self.end].iter_mut();
+        entries.filter_map(Option::take).for_each(|entry| take(entry.payload));
         (self.first, self.end, self.written) = (0, 0, 0);
     }
 }
@@ -193,13 +195,13 @@ mod tests {
         codec.encode(sum);
         let whole = [&first.encode()[..], b"abcdef", &Frame::Close(1).encode()].concat();
         assert_eq!((bytes(&codec), codec.is_midway()), (whole.clone(), false));
-        assert_eq!(codec.wrote(10), Written::default());
+        assert_eq!(codec.wrote(10, drop), Written::default());
         assert_eq!((bytes(&codec), codec.is_midway()), (whole[10..].to_vec(), true));
-        assert_eq!(codec.wrote(FRAME_BYTES - 10 + 5), Written::default());
+        assert_eq!(codec.wrote(FRAME_BYTES - 10 + 5, drop), Written::default());
         assert_eq!((bytes(&codec), Rc::strong_count(&payload)), (whole[37..].to_vec(), 2));
-        assert_eq!(codec.wrote(1), Written { chunks: 1, bytes: 6 });
+        assert_eq!(codec.wrote(1, drop), Written { chunks: 1, bytes: 6 });
         assert_eq!((codec.len(), codec.is_midway(), Rc::strong_count(&payload)), (1, false, 1));
-        assert_eq!(codec.wrote(FRAME_BYTES), Written::default(), "a frame that is no chunk");
+        assert_eq!(codec.wrote(FRAME_BYTES, drop), Written::default(), "a frame that is no chunk");
         assert!(codec.is_empty());
     }
 
@@ -214,10 +216,10 @@ mod tests {
             codec.encode(sum);
             assert_eq!(bytes(&codec), Frame::Close(round).seal(0).repeat(MAX_FRAMES));
             match round {
-                0 => assert_eq!(codec.wrote(MAX_FRAMES * FRAME_BYTES), Written::default()),
+                0 => assert_eq!(codec.wrote(MAX_FRAMES * FRAME_BYTES, drop), Written::default()),
                 _ => {
-                    codec.wrote(FRAME_BYTES + 1);
-                    codec.clear();
+                    codec.wrote(FRAME_BYTES + 1, drop);
+                    codec.clear(drop);
                 }
             }
             assert!(codec.is_empty() && !codec.is_midway() && !codec.is_full());
@@ -230,9 +232,9 @@ mod tests {
         let (frame, payload) = chunk(0, b"abc");
         (0..3).for_each(|_| codec.push(frame, Rc::clone(&payload)));
         codec.encode(sum);
-        codec.wrote(FRAME_BYTES + 4);
+        codec.wrote(FRAME_BYTES + 4, drop);
         assert_eq!(Rc::strong_count(&payload), 3);
-        codec.clear();
+        codec.clear(drop);
         assert_eq!((Rc::strong_count(&payload), bytes(&codec)), (1, Vec::new()));
     }
 
@@ -281,7 +283,7 @@ mod tests {
                 }
                 let count = left.len().min(*takes.next().unwrap());
                 wire.extend_from_slice(&left[..count]);
-                let Written { chunks, bytes } = codec.wrote(count);
+                let Written { chunks, bytes } = codec.wrote(count, drop);
                 written = Written { chunks: written.chunks + chunks, bytes: written.bytes + bytes };
             }
             prop_assert!(wire == direct, "the bytes differ");

@@ -102,6 +102,22 @@ impl SendBuffer {
 }
 
 impl RecvBuffer {
+    /// Copies a message that is sent, to keep it.
+    ///
+    /// # Panics
+    /// When `message` has another length.
+    pub(crate) fn copy_message(&self, message: SendBuffer) {
+        assert_eq!(message.length, self.length);
+        // SAFETY: both are lent for this many bytes by the contracts of their constructors: one to be read, the other to be
+        // written by this buffer alone, so they do not overlap.
+        unsafe { ptr::copy_nonoverlapping(message.start, self.start, self.length) };
+    }
+
+    /// The same memory, to send from what was copied there.
+    pub(crate) fn as_send(&self) -> SendBuffer {
+        SendBuffer { start: self.start, length: self.length, mark: None }
+    }
+
     /// Copies bytes from a part of a larger message, for a receiver that may poll them meanwhile.
     ///
     /// # Panics
@@ -227,7 +243,7 @@ pub(crate) struct Memory {
     length: usize,
 }
 
-// SAFETY: the memory is owned, and written only through `&mut self`.
+// SAFETY: the memory is owned, and accessed only through the buffers that are lent of it.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -240,20 +256,13 @@ impl Memory {
         self.length
     }
 
-    /// Copies a message to `at`. The copy is valid until this is dropped, and until something else is stored over it. The
-    /// caller ensures both, as for every buffer that it sends.
+    /// Lends `length` bytes from `at` on. They are valid until this is dropped, and the buffer's alone until they are lent again.
+    /// The caller ensures that it is not used longer, as for every buffer.
     ///
     /// # Panics
-    /// When it does not fit.
-    pub(crate) fn store(&mut self, at: usize, message: SendBuffer) -> SendBuffer {
-        assert!(at <= self.length && message.length <= self.length - at);
-        // SAFETY: the place is inside this memory, as asserted. The message is readable by the contract of
-        // `SendBuffer::new`. It lies elsewhere, since this memory is not accessible from outside.
-        unsafe {
-            let start = self.start.add(at);
-            ptr::copy_nonoverlapping(message.start, start, message.length);
-            SendBuffer { start, length: message.length, mark: None }
-        }
+    /// When they are not inside.
+    pub(crate) fn lend(&mut self, at: usize, length: usize) -> RecvBuffer {
+        RecvBuffer { start: self.start, length: self.length, mark: None }.part(at, length)
     }
 }
 
@@ -262,14 +271,6 @@ impl Drop for Memory {
         let memory = ptr::slice_from_raw_parts_mut(self.start, self.length);
         // SAFETY: it came from a box of this length in `new` and is given back once.
         drop(unsafe { Box::from_raw(memory) });
-    }
-}
-
-#[cfg(test)]
-impl RecvBuffer {
-    /// The same memory, to send from.
-    pub(crate) fn as_send(&self) -> SendBuffer {
-        SendBuffer { start: self.start, length: self.length, mark: None }
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use evenkeel_protocol::{COPY_BLOCK_BYTES, CopyId, CopyReservation, CopyRings};
 
-use crate::memory::buffers::{Memory, SendBuffer};
+use crate::memory::buffers::{Memory, RecvBuffer, SendBuffer};
 use crate::sync::lock;
 
 /// Maximum bytes of all blocks of a process. A message that finds none is done once the peer has it.
@@ -55,6 +55,25 @@ impl RetransmitPool {
     }
 }
 
+/// Where a message is copied, without the lock of its connection. To be released.
+#[derive(Debug)]
+pub(crate) struct CopyPlace {
+    memory: RecvBuffer,
+    copy: CopyId,
+}
+
+impl CopyPlace {
+    /// Copies the message.
+    pub(crate) fn fill(&self, message: SendBuffer) {
+        self.memory.copy_message(message);
+    }
+
+    /// The copy, once the place is filled.
+    pub(crate) fn message(&self) -> SendBuffer {
+        self.memory.as_send()
+    }
+}
+
 /// The copies of one connection, in blocks of the pool.
 pub(crate) struct RetransmitBuffer {
     pool: Arc<RetransmitPool>,
@@ -75,13 +94,13 @@ impl RetransmitBuffer {
         self.rings.is_short(length)
     }
 
-    /// Copies a message if there is room. The copy stays until it is released.
-    pub(crate) fn store(&mut self, message: SendBuffer) -> Option<(SendBuffer, CopyId)> {
+    /// A place for the copy of a message of this length, if there is room. It stays until it is released.
+    pub(crate) fn reserve(&mut self, length: usize) -> Option<CopyPlace> {
         loop {
-            match self.rings.reserve(message.length()) {
+            match self.rings.reserve(length) {
                 CopyReservation::Place { block, start, copy } => {
-                    let memory = self.blocks.get_mut(block)?.as_mut()?;
-                    return Some((memory.store(start, message), copy));
+                    let block = self.blocks.get_mut(block)?.as_mut()?;
+                    return Some(CopyPlace { memory: block.lend(start, length), copy });
                 }
                 CopyReservation::NeedsBlock(bytes) => {
                     self.give_back();
@@ -101,8 +120,8 @@ impl RetransmitBuffer {
     }
 
     /// The copy is not needed any more.
-    pub(crate) fn release(&mut self, copy: CopyId) {
-        self.rings.release(copy);
+    pub(crate) fn release(&mut self, place: CopyPlace) {
+        self.rings.release(place.copy);
         self.give_back();
     }
 
@@ -135,27 +154,34 @@ mod tests {
     use super::*;
     use crate::memory::block::Block;
 
+    /// Copies a message if there is room.
+    fn store(copies: &mut RetransmitBuffer, message: SendBuffer) -> Option<CopyPlace> {
+        let place = copies.reserve(message.length())?;
+        place.fill(message);
+        Some(place)
+    }
+
     #[test]
     fn retransmit_buffer_keeps_messages_until_they_are_released() {
         let mut copies = RetransmitBuffer::new(100_000, &Arc::default());
-        let mut kept: VecDeque<(u8, SendBuffer, CopyId)> = VecDeque::new();
+        let mut kept: VecDeque<(u8, CopyPlace)> = VecDeque::new();
         for round in 0..1000_usize {
             let (value, length) = (round as u8, 100 + round * 97 % 16_000);
             let mut message = Block::new(length);
             message.bytes_mut().fill(value);
-            while let Some((copy, id)) = copies.store(message.lend(length)) {
-                kept.push_back((value, copy, id));
+            while let Some(copy) = store(&mut copies, message.lend(length)) {
+                kept.push_back((value, copy));
             }
             for _ in 0..(1 + round % 5).min(kept.len()) {
                 let at = round % kept.len().min(3);
-                let (value, copy, id) = kept.remove(at).unwrap();
-                let mut bytes = vec![0; copy.length()];
-                copy.copy_to(&mut bytes);
+                let (value, copy) = kept.remove(at).unwrap();
+                let mut bytes = vec![0; copy.message().length()];
+                copy.message().copy_to(&mut bytes);
                 assert!(bytes.iter().all(|byte| *byte == value), "another one was stored there");
-                copies.release(id);
+                copies.release(copy);
             }
         }
-        kept.into_iter().for_each(|(.., copy)| copies.release(copy));
+        kept.into_iter().for_each(|(_, copy)| copies.release(copy));
         copies.shrink();
         assert_eq!(copies.pool.used(), 0);
     }
@@ -166,15 +192,15 @@ mod tests {
         let message = SendBuffer::from_static(&[7; 16_384]);
         let mut senders: Vec<_> =
             (0..3000).map(|_| RetransmitBuffer::new(1 << 20, &pool)).collect();
-        let stored = senders.iter_mut().filter_map(|sender| sender.store(message));
+        let stored = senders.iter_mut().filter_map(|sender| store(sender, message));
         assert_eq!(stored.count(), MAX_BYTES / COPY_BLOCK_BYTES);
         assert_eq!(pool.used(), MAX_BYTES);
         // A message longer than a block.
         let long = SendBuffer::from_static(&[7; 100_000]);
-        assert!(senders[2999].store(long).is_none());
+        assert!(store(&mut senders[2999], long).is_none());
         senders.truncate(10);
         senders.push(RetransmitBuffer::new(1 << 20, &pool));
-        let (_, copy) = senders[10].store(long).unwrap();
+        let copy = store(&mut senders[10], long).unwrap();
         assert_eq!(pool.used(), 10 * COPY_BLOCK_BYTES + 100_000);
         senders[10].release(copy);
         drop(senders);

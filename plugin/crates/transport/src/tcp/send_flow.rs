@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
-    ChunkHeader, FRAME_BYTES, Frame, FrameError, FrameSlice, NextFrame, Pacer, PathInfo, Progress,
-    SendCodec, TagGate, Written,
+    FRAME_BYTES, Frame, FrameError, FrameSlice, MAX_FRAMES, Pacer, PathInfo, Progress, SendCodec,
+    TagGate, Written,
 };
 use socket2::Socket;
 
@@ -22,7 +22,8 @@ use crate::stream::{RecvHalf, SendHalf};
 use crate::sync::lock;
 use crate::sys;
 use crate::tcp::lone_pacing::LonePacing;
-use crate::tcp::send_queue::{QueuedFlow, SendQueue};
+use crate::tcp::retransmit_buffer::CopyPlace;
+use crate::tcp::send_queue::{CutFrame, QueuedFlow, SendQueue};
 use crate::telemetry::chunk_events::{ChunkDescription, ChunkEvent};
 use crate::telemetry::counters::FlowCounters;
 
@@ -101,8 +102,9 @@ pub(super) struct WriteState {
     pub(super) closed: bool,
     /// Frames to write.
     pub(super) codec: SendCodec<Payload>,
-    /// Number of written chunks that are not reported to the scheduler yet.
-    pub(super) chunks_written: usize,
+    /// The copies of the chunks that are written and not reported to the scheduler yet, and the number of those chunks.
+    copies: [Option<CopyPlace>; MAX_FRAMES],
+    chunks_written: usize,
     /// A close frame was sent.
     pub(super) close_sent: bool,
     /// The common tag was sent.
@@ -121,14 +123,10 @@ pub(super) struct WriteState {
 pub(super) struct Payload {
     /// Empty if the frame is no chunk.
     buffer: SendBuffer,
+    /// Where it is copied once it is written.
+    copy: Option<CopyPlace>,
     /// Ends when the frame is written, or will not be.
     event: Option<ChunkEvent>,
-}
-
-impl Payload {
-    fn new(buffer: SendBuffer) -> Self {
-        Self { buffer, event: None }
-    }
 }
 
 /// Why a frame from the peer cannot be handled.
@@ -157,6 +155,7 @@ impl WriteState {
             half,
             closed: false,
             codec: SendCodec::new(has_checksums),
+            copies: [const { None }; MAX_FRAMES],
             chunks_written: 0,
             close_sent: false,
             tag_sent: false,
@@ -174,6 +173,51 @@ impl WriteState {
             // It takes frames in parts, as many as fit into its records.
             half @ SendHalf::Records(_) => !half.is_flushed(),
         }
+    }
+
+    /// Adds a frame.
+    fn push(&mut self, CutFrame { frame, buffer, copy }: CutFrame) {
+        self.codec.push(frame, Payload { buffer, copy, event: None });
+    }
+
+    /// These bytes were written. Copies small messages that are, without any lock that others wait for.
+    fn wrote(&mut self, bytes: usize) -> Written {
+        self.codec.wrote(bytes, |Payload { buffer, copy, event }| {
+            drop(event);
+            if let Some(copy) = &copy {
+                copy.fill(buffer);
+            }
+            self.copies[self.chunks_written] = copy;
+            self.chunks_written += 1;
+        })
+    }
+
+    /// Reports to the queue what was written by this flow. Returns whether there was something.
+    pub(super) fn report_written<F: QueuedFlow>(
+        &mut self,
+        slot: usize,
+        queue: &mut SendQueue<F>,
+    ) -> bool {
+        let chunks = std::mem::take(&mut self.chunks_written);
+        self.copies[..chunks].iter_mut().for_each(|copy| queue.written(slot, copy.take()));
+        chunks > 0
+    }
+
+    /// Nothing more is written. Returns the places of copies that are not reported, to be released.
+    pub(super) fn take_copies(&mut self) -> [Option<CopyPlace>; 2 * MAX_FRAMES] {
+        let mut copies = [const { None }; 2 * MAX_FRAMES];
+        let mut places = copies.iter_mut();
+        let mut keep = |copy: Option<CopyPlace>| {
+            if copy.is_some()
+                && let Some(place) = places.next()
+            {
+                *place = copy;
+            }
+        };
+        self.chunks_written = 0;
+        self.copies.iter_mut().for_each(|copy| keep(copy.take()));
+        self.codec.clear(|payload| keep(payload.copy));
+        copies
     }
 
     /// Encodes the frames that were added.
@@ -266,8 +310,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
     pub(super) fn ping(&self) {
         self.writer.run(|mut writer| {
             if !writer.closed && writer.codec.is_empty() {
-                let nothing = Payload::new(SendBuffer::from_static(&[]));
-                writer.codec.push(Frame::FlowDead(NO_FLOW), nothing);
+                writer.push(CutFrame::empty(Frame::FlowDead(NO_FLOW)));
                 writer.encode();
                 self.write_with(writer, 0);
             }
@@ -345,32 +388,31 @@ impl<O: SendFlowOwner> SendFlow<O> {
 
     /// Accounts for written bytes.
     fn wrote(&self, writer: &mut WriteState, sent: usize) {
-        let Written { chunks, bytes } = writer.codec.wrote(sent);
+        let Written { chunks, bytes } = writer.wrote(sent);
         if chunks > 0 {
             self.counters.chunks(&self.sender.base().counters, chunks, bytes);
             self.sender.on_chunks_written(bytes);
-            writer.chunks_written += chunks;
         }
     }
 
     /// Fills the list of frames to write. It stays empty if there is nothing to send, or too much is in flight. In both
     /// cases the flow is called again later.
     fn take_frames(&self, writer: &mut WriteState) {
-        let Some((frame, payload)) = self.next_frame(writer) else { return };
+        let Some(next) = self.next_frame(writer) else { return };
         let settings = &self.sender.base().context.settings;
         let (small, most) = (settings.caller_bytes, settings.chunk_bytes);
-        let mut bytes = payload.length() as u64;
-        writer.codec.push(frame, Payload::new(payload));
+        let mut bytes = next.buffer.length() as u64;
+        writer.push(next);
         if bytes <= small {
             // Small messages that wait already are added: a system call costs as much as a small message.
             let mut queue = lock(self.sender.queue());
             while !writer.codec.is_full()
                 && bytes < BATCH_BYTES
                 && queue.scheduler.next_unstarted_message().is_some_and(|length| length <= small)
-                && let Some((frame, payload)) = self.cut(&mut queue, small.min(most))
+                && let Some(next) = queue.cut(self.slot, small.min(most))
             {
-                bytes += payload.length() as u64;
-                writer.codec.push(frame, Payload::new(payload));
+                bytes += next.buffer.length() as u64;
+                writer.push(next);
             }
             if writer.codec.len() == 1 && writer.at_once == 0 {
                 writer.at_once = IMMEDIATE_WRITES;
@@ -379,7 +421,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
         // A checksum takes time, and the queue is not locked here. The messages stay in place while a flow writes them.
         writer.encode();
         let socket = self.socket.as_raw_fd();
-        for Payload { buffer, event } in writer.codec.payloads_mut() {
+        for Payload { buffer, event, .. } in writer.codec.payloads_mut() {
             let bytes = buffer.length();
             let describe = || ChunkDescription::Tcp { socket, is_sent: true, bytes };
             *event = ChunkEvent::begin(buffer.mark(), describe);
@@ -387,7 +429,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
     }
 
     /// The next frame to write, if there is one and it may be sent.
-    fn next_frame(&self, writer: &mut WriteState) -> Option<(Frame, SendBuffer)> {
+    fn next_frame(&self, writer: &mut WriteState) -> Option<CutFrame> {
         let sender = &self.sender;
         let now = sender.epoch().elapsed();
         let sample_due = writer.pace.sample_due(now);
@@ -398,10 +440,8 @@ impl<O: SendFlowOwner> SendFlow<O> {
         let mut guard = lock(sender.queue());
         let queue = &mut *guard;
         let mut over = false;
-        let written = std::mem::take(&mut writer.chunks_written);
-        if written > 0 {
-            let before = queue.requests;
-            (0..written).for_each(|_| queue.written(self.slot));
+        let before = queue.requests;
+        if writer.report_written(self.slot, queue) {
             if queue.requests < before {
                 self.sender.base().notify();
             }
@@ -413,7 +453,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
         }
         if let Some(frame) = writer.next_tag_frame(&queue.gate) {
             queue.idle &= !(1 << self.slot);
-            return Some((frame, SendBuffer::from_static(&[])));
+            return Some(CutFrame::empty(frame));
         }
         let retiring = self.retiring.load(Ordering::Relaxed);
         if retiring || queue.wanted() & 1 << self.slot == 0 {
@@ -445,11 +485,11 @@ impl<O: SendFlowOwner> SendFlow<O> {
             guard = lock(sender.queue());
         }
         let queue = &mut *guard;
-        let next = self.cut(queue, limit).or_else(|| {
+        let next = queue.cut(self.slot, limit).or_else(|| {
             let close = queue.lingering.is_some() && !writer.close_sent;
             writer.close_sent |= close;
             let below = queue.scheduler.next_message();
-            close.then(|| (Frame::Close(below), SendBuffer::from_static(&[])))
+            close.then(|| CutFrame::empty(Frame::Close(below)))
         });
         match next {
             Some(_) => queue.idle &= !(1 << self.slot),
@@ -459,7 +499,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
             payload.length() as u64 <= sender.base().context.settings.caller_bytes
         };
         // It takes small messages that wait together with a small one.
-        if next.as_ref().is_some_and(|(_, payload)| !is_small(payload)) && !sender.callers_lead() {
+        if next.as_ref().is_some_and(|next| !is_small(&next.buffer)) && !sender.callers_lead() {
             Self::pass_work_on(guard);
         }
         next
@@ -524,20 +564,6 @@ impl<O: SendFlowOwner> SendFlow<O> {
         let is_congested = writer.pace.sample(now, progress);
         self.sender.lone_pacing().sampled(self.sender.epoch() + now, is_congested);
         true
-    }
-
-    /// The next frame of the scheduler for this flow, in chunks of at most `limit` bytes.
-    fn cut(&self, queue: &mut SendQueue<Self>, limit: u64) -> Option<(Frame, SendBuffer)> {
-        match queue.scheduler.next(self.slot, limit)? {
-            NextFrame::Chunk(header, outgoing) => {
-                let ChunkHeader { offset, length, .. } = header;
-                let payload = outgoing.buffer.part(offset as usize, length as usize);
-                Some((Frame::Chunk(header), payload))
-            }
-            NextFrame::FlowDead(number) => {
-                Some((Frame::FlowDead(number), SendBuffer::from_static(&[])))
-            }
-        }
     }
 
     /// Reads frames from the peer.

@@ -5,12 +5,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use evenkeel_protocol::{AdvertisedTags, CopyId, RoundTrips, Scheduler, TagGate};
+use evenkeel_protocol::{
+    AdvertisedTags, ChunkHeader, Frame, NextFrame, RoundTrips, Scheduler, TagGate,
+};
 
 use crate::connection::request::Operation;
 use crate::memory::buffers::SendBuffer;
 use crate::runtime::reactor::Linger;
-use crate::tcp::retransmit_buffer::RetransmitBuffer;
+use crate::tcp::retransmit_buffer::{CopyPlace, RetransmitBuffer};
 
 /// What the queue needs of a flow.
 pub(crate) trait QueuedFlow {
@@ -59,12 +61,27 @@ pub(crate) struct Outgoing {
     pub(super) request: SendCompletion,
 }
 
+/// A frame for a flow.
+pub(super) struct CutFrame {
+    pub(super) frame: Frame,
+    /// The payload; empty if it is no chunk.
+    pub(super) buffer: SendBuffer,
+    /// Where the payload is copied once it is written.
+    pub(super) copy: Option<CopyPlace>,
+}
+
+impl CutFrame {
+    pub(super) fn empty(frame: Frame) -> Self {
+        Self { frame, buffer: SendBuffer::from_static(&[]), copy: None }
+    }
+}
+
 /// What is completed when the peer has a message.
 pub(super) enum SendCompletion {
     /// The request, which is done when the buffer is not needed any more.
     Pending(Arc<Operation>),
-    /// Nothing: the request is done, and the buffer is a copy.
-    Copied(CopyId),
+    /// Nothing: the request is done, and the buffer is this copy.
+    Copied(CopyPlace),
 }
 
 impl<F: QueuedFlow> SendQueue<F> {
@@ -110,26 +127,65 @@ impl<F: QueuedFlow> SendQueue<F> {
         self.used.trailing_zeros() as usize == slot
     }
 
-    /// The flow in this slot has written its chunk. A small message that is written is copied, and its request is done.
-    pub(super) fn written(&mut self, slot: usize) {
-        if let Some(message) = self.scheduler.chunk_written(slot)
+    /// The next frame of the scheduler for the flow in this slot, in chunks of at most `limit` bytes. A small message that is one
+    /// chunk gets a place for its copy, if there is room.
+    pub(super) fn cut(&mut self, slot: usize, limit: u64) -> Option<CutFrame> {
+        Some(match self.scheduler.next(slot, limit)? {
+            NextFrame::Chunk(header, Outgoing { buffer, request }) => {
+                let ChunkHeader { offset, length, total, ack_wanted, .. } = header;
+                let is_whole = u64::from(length) == total;
+                let is_pending = matches!(request, SendCompletion::Pending(_));
+                let copy = match is_whole && is_pending && !ack_wanted {
+                    true => self.retransmit_buffer.reserve(length as usize),
+                    false => None,
+                };
+                let buffer = buffer.part(offset as usize, length as usize);
+                CutFrame { frame: Frame::Chunk(header), buffer, copy }
+            }
+            NextFrame::FlowDead(number) => CutFrame::empty(Frame::FlowDead(number)),
+        })
+    }
+
+    /// The flow in this slot has written its chunk, and has copied it if that has a place. The request of a message that is copied is
+    /// done.
+    pub(super) fn written(&mut self, slot: usize, copy: Option<CopyPlace>) {
+        let written = self.scheduler.chunk_written(slot);
+        if let Some(copy) = copy {
+            self.keep_copy(written, copy);
+        }
+        if let Some(message) = written
             && !self.copy_message(message)
         {
             self.uncopied.push_back(message);
         }
     }
 
-    /// Copies a small message, unless there is no room or a flow is writing it again.
+    /// Copies a small message that had no place before it was written, or was written in parts. Not if there is no room now, or a
+    /// flow is writing it again. True if it is copied already.
     pub(super) fn copy_message(&mut self, message: u64) -> bool {
         let Some(outgoing) = self.scheduler.payload_mut(message) else { return false };
-        let SendCompletion::Pending(operation) = &outgoing.request else { return true };
-        let Some((buffer, copy)) = self.retransmit_buffer.store(outgoing.buffer) else {
-            return false;
-        };
-        operation.complete(outgoing.buffer.length() as u64);
-        *outgoing = Outgoing { buffer, request: SendCompletion::Copied(copy) };
-        self.requests -= 1;
+        if matches!(outgoing.request, SendCompletion::Pending(_)) {
+            let buffer = outgoing.buffer;
+            let Some(copy) = self.retransmit_buffer.reserve(buffer.length()) else { return false };
+            copy.fill(buffer);
+            self.keep_copy(Some(message), copy);
+        }
         true
+    }
+
+    /// This is the copy of a message that is written: its request is done. If it is not, or is written again, the copy is not used.
+    fn keep_copy(&mut self, message: Option<u64>, copy: CopyPlace) {
+        let outgoing = message.and_then(|message| self.scheduler.payload_mut(message));
+        if let Some(Outgoing { buffer, request }) = outgoing
+            && let SendCompletion::Pending(operation) = request
+        {
+            operation.complete(buffer.length() as u64);
+            *buffer = copy.message();
+            *request = SendCompletion::Copied(copy);
+            self.requests -= 1;
+        } else {
+            self.retransmit_buffer.release(copy);
+        }
     }
 
     /// Removes a flow. Returns those to wake for waiting work.

@@ -417,16 +417,17 @@ impl SendFlowOwner for TcpSender {
     }
 
     fn flow_failed(self: &Arc<Self>, flow: &SendFlow, why: &str) {
-        {
+        let copies = {
             let mut writer = flow.writer.lock();
             if std::mem::replace(&mut writer.closed, true) {
                 return;
             }
-            writer.codec.clear();
-        }
+            writer.take_copies()
+        };
         flow.end();
         let (waiting, over) = {
             let mut queue = lock(&self.queue);
+            copies.into_iter().flatten().for_each(|copy| queue.retransmit_buffer.release(copy));
             let mut waiting = queue.remove(flow);
             let again = queue.scheduler.flow_failed(flow.slot, flow.number);
             self.base.counters.repeated.add(again);
@@ -543,17 +544,16 @@ impl TcpSender {
             let mut writer = flow.writer.lock();
             if !std::mem::replace(&mut writer.closed, true) {
                 // The peer may have it, and have closed for that reason.
-                let written = std::mem::take(&mut writer.chunks_written);
+                let midway = writer.codec.is_midway();
                 let delivered = {
                     let mut queue = lock(&self.queue);
-                    (0..written).for_each(|_| queue.written(flow.slot));
-                    if written > 0 {
+                    if writer.report_written(flow.slot, &mut queue) {
                         self.complete_acked(&mut queue);
                     }
+                    let copies = writer.take_copies().into_iter().flatten();
+                    copies.for_each(|copy| queue.retransmit_buffer.release(copy));
                     queue.scheduler.first()
                 };
-                let midway = writer.codec.is_midway();
-                writer.codec.clear();
                 if !midway && !writer.close_sent {
                     let nothing = SendBuffer::from_static(&[]);
                     let close = self.base.encode(Frame::Close(delivered));
@@ -737,6 +737,7 @@ mod tests {
     use std::io::Write;
     use std::net::{SocketAddr, TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
+    use std::thread;
 
     use evenkeel_protocol::{ConnectionId, Handle, Nonce, Welcome};
 
@@ -861,6 +862,31 @@ mod tests {
         send(&sender, 20 << 10);
         test_support::until(|| (carried(1) > 0).then_some(()));
         sender.close();
+    }
+
+    /// The socket does not take all of a small message whose copy has a place already.
+    #[test]
+    fn place_of_a_copy_is_released_when_its_flow_fails() {
+        const MESSAGES: u64 = 8;
+        let transport = test_support::transport();
+        let runtime = transport.runtime().unwrap();
+        let (near, far) = stream();
+        near.socket.set_send_buffer_size(4 << 10).unwrap();
+        let sender = open_over(&transport, &runtime, "127.0.0.1:1".parse().unwrap(), vec![near]);
+        wait_for_idle_flows(&sender, 1);
+        (0..MESSAGES).for_each(|_| send(&sender, 4 << 10));
+        assert!(sender.flow(0).unwrap().is_full.load(Ordering::Relaxed));
+        drop(far);
+        test_support::until(|| sender.flow(0).is_none().then_some(()));
+        let (near, mut far) = stream();
+        let mut unread = far.try_clone().unwrap();
+        let reader = thread::spawn(move || io::copy(&mut unread, &mut io::sink()));
+        sender.begin_with(100, near, Pacer::default()).unwrap();
+        wait_for_idle_flows(&sender, 1);
+        far.write_all(&Frame::Ack(MESSAGES, 0).encode()).unwrap();
+        test_support::until(|| (runtime.workers().retransmit_pool.used() == 0).then_some(()));
+        sender.close();
+        reader.join().unwrap().unwrap();
     }
 
     /// All flows open, and the peer's host gets small packets only.
