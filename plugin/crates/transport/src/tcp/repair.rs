@@ -1,7 +1,6 @@
 //! Repairs a sender's flows: dials, closes and checks them as [`evenkeel_protocol::Repair`] decides.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
@@ -17,7 +16,7 @@ use crate::stream::{SendHalf, Stream};
 use crate::sync::lock;
 use crate::sys;
 use crate::tcp::MAX_FLOW_SLOTS;
-use crate::tcp::send_flow::{SendFlow, SendFlowOwner};
+use crate::tcp::send_flow::SendFlow;
 use crate::tcp::sender::TcpSender;
 
 /// What a sender keeps about the repair of its flows. Locked for no system call, and no other lock is taken meanwhile.
@@ -55,7 +54,7 @@ impl RepairState {
 impl TcpSender {
     /// Tells the engine something, and then does without the lock what follows from that.
     fn repair_step<T>(self: &Arc<Self>, step: impl FnOnce(&mut RepairState, Duration) -> T) -> T {
-        let now = self.epoch().elapsed();
+        let now = self.epoch.elapsed();
         let mut repair = lock(&self.repair);
         let outcome = step(&mut repair, now);
         let has_timeout = repair.engine.next_timeout().is_some();
@@ -141,7 +140,7 @@ impl TcpSender {
     }
 
     /// A flow has failed and is removed.
-    pub(super) fn on_flow_lost(self: &Arc<Self>, flow: &SendFlow<Self>, why: &str) {
+    pub(super) fn on_flow_lost(self: &Arc<Self>, flow: &SendFlow, why: &str) {
         let path = sys::path_info(&flow.socket).ok();
         let repeats = lock(&self.queue).scheduler.must_retransmit();
         self.repair_step(|repair, now| {
@@ -172,7 +171,7 @@ impl TcpSender {
         let has_keys = self.base.context.settings.encryption.is_some();
         let is_worn =
             |half: &mut SendHalf| half.key_use().is_some_and(|used| used.is_nearly_used_up());
-        let report = |(flow, is_drained): (Arc<SendFlow<Self>>, bool)| FlowReport {
+        let report = |(flow, is_drained): (Arc<SendFlow>, bool)| FlowReport {
             number: flow.number,
             is_drained,
             is_worn: has_keys && is_worn(&mut flow.writer.lock().half),
@@ -195,14 +194,13 @@ impl TcpSender {
     }
 
     /// A flow takes no more chunks.
-    fn begin_to_retire(&self, flow: &SendFlow<Self>) {
-        flow.retiring.store(true, Ordering::Relaxed);
-        let waiting = lock(&self.queue).choose_flows();
+    fn begin_to_retire(&self, flow: &SendFlow) {
+        let waiting = lock(&self.queue).choose(|choice, carried| choice.retire(flow.slot, carried));
         waiting.iter().for_each(|flow| flow.wake_worker());
     }
 
     /// Closes a flow that has nothing to deliver any more. Returns whether that is so.
-    fn retire(&self, flow: &SendFlow<Self>) -> bool {
+    fn retire(&self, flow: &SendFlow) -> bool {
         let waiting = {
             let mut writer = flow.writer.lock();
             let mut queue = lock(&self.queue);

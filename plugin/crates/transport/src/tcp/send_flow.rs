@@ -4,7 +4,7 @@ use std::io;
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
@@ -13,7 +13,7 @@ use evenkeel_protocol::{
 };
 use socket2::Socket;
 
-use crate::connection::base::{Base, WORKER_QUANTUM, would_block};
+use crate::connection::base::{WORKER_QUANTUM, would_block};
 use crate::error::ErrorKind;
 use crate::memory::buffers::SendBuffer;
 use crate::runtime::reactor::{Readiness, Registration, Source};
@@ -21,9 +21,9 @@ use crate::runtime::work_lock::WorkLock;
 use crate::stream::{RecvHalf, SendHalf};
 use crate::sync::lock;
 use crate::sys;
-use crate::tcp::lone_pacing::LonePacing;
 use crate::tcp::retransmit_buffer::CopyPlace;
-use crate::tcp::send_queue::{CutFrame, QueuedFlow, SendQueue};
+use crate::tcp::send_queue::{CutFrame, SendQueue};
+use crate::tcp::sender::TcpSender;
 use crate::telemetry::chunk_events::{ChunkDescription, ChunkEvent};
 use crate::telemetry::counters::FlowCounters;
 
@@ -39,49 +39,14 @@ const IMMEDIATE_WRITES: u32 = 64;
 /// A number that no flow has.
 const NO_FLOW: u32 = u32::MAX;
 
-/// What a flow needs of its connection.
-pub(crate) trait SendFlowOwner: Sized + Send + Sync {
-    fn base(&self) -> &Base;
-    fn queue(&self) -> &Mutex<SendQueue<SendFlow<Self>>>;
-    /// The time from which the connection's times count.
-    fn epoch(&self) -> Instant;
-    /// Whether flows are paced that are alone in their connections.
-    fn lone_pacing(&self) -> &LonePacing;
-    /// A flow has written chunks with this many bytes.
-    fn on_chunks_written(&self, bytes: u64);
-    /// A caller has written for this time.
-    fn add_caller_work(&self, time: Duration);
-    /// Whether callers do the work of workers. They write on idle flows themselves.
-    fn callers_lead(&self) -> bool;
-    /// Messages that wait for a caller's next poll on this flow are written now.
-    fn end_deferral(&self, flow: &SendFlow<Self>);
-    /// Adapts the number of flows in use. The leader does it for all flows.
-    fn adapt(&self, flow: &SendFlow<Self>);
-    /// A flow has failed. What it may not have delivered is sent on others.
-    fn flow_failed(self: &Arc<Self>, flow: &SendFlow<Self>, why: &str);
-    /// Completes what the peer has. True if that was the last message of a closed connection.
-    fn complete_acked(&self, queue: &mut SendQueue<SendFlow<Self>>) -> bool;
-    /// The peer has all messages below this number.
-    fn on_ack(&self, below: u64) -> Result<(), String>;
-    /// The peer has buffers with different tags, from this number on.
-    fn on_tags_differ(&self, from: u64);
-    /// The peer has posted this buffer with this tag.
-    fn on_buffer_tag(&self, number: u64, tag: i32) -> Result<(), String>;
-    /// The peer reports a dead flow.
-    fn on_flow_dead(self: &Arc<Self>, number: u32);
-    fn fail(&self, kind: ErrorKind, what: &str);
-}
-
 /// One TCP connection (flow).
-pub(crate) struct SendFlow<O: SendFlowOwner> {
-    pub(super) sender: Arc<O>,
+pub(crate) struct SendFlow {
+    pub(super) sender: Arc<TcpSender>,
     pub(crate) number: u32,
     pub(crate) slot: usize,
     pub(crate) socket: Socket,
     pub(super) registration: Registration,
     pub(crate) counters: FlowCounters,
-    /// It takes no more chunks.
-    pub(crate) retiring: AtomicBool,
     /// Its socket did not take everything, or is being written to. There is an event when it takes more.
     pub(super) is_full: AtomicBool,
     /// It is to write although its socket may not have changed.
@@ -193,11 +158,7 @@ impl WriteState {
     }
 
     /// Reports to the queue what was written by this flow. Returns whether there was something.
-    pub(super) fn report_written<F: QueuedFlow>(
-        &mut self,
-        slot: usize,
-        queue: &mut SendQueue<F>,
-    ) -> bool {
+    pub(super) fn report_written(&mut self, slot: usize, queue: &mut SendQueue) -> bool {
         let chunks = std::mem::take(&mut self.chunks_written);
         self.copies[..chunks].iter_mut().for_each(|copy| queue.written(slot, copy.take()));
         chunks > 0
@@ -246,21 +207,7 @@ impl WriteState {
     }
 }
 
-impl<O: SendFlowOwner> QueuedFlow for SendFlow<O> {
-    fn slot(&self) -> usize {
-        self.slot
-    }
-
-    fn bytes(&self) -> u64 {
-        self.counters.bytes()
-    }
-
-    fn is_retiring(&self) -> bool {
-        self.retiring.load(Ordering::Relaxed)
-    }
-}
-
-impl<O: SendFlowOwner> SendFlow<O> {
+impl SendFlow {
     /// Makes the worker, or a caller that polls, write.
     pub(super) fn wake_worker(&self) {
         self.is_woken.store(true, Ordering::Relaxed);
@@ -273,7 +220,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
     }
 
     pub(super) fn end(&self) {
-        self.sender.base().ended(self.counters.bytes());
+        self.sender.base.ended(self.counters.bytes());
         self.registration.end(&self.socket);
         self.shutdown();
     }
@@ -330,7 +277,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
         let mut moved = 0;
         let error = loop {
             let writer = &mut *guard;
-            if writer.closed || self.sender.base().failed() {
+            if writer.closed || self.sender.base.failed() {
                 return moved;
             }
             if !writer.half.is_flushed() {
@@ -390,7 +337,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
     fn wrote(&self, writer: &mut WriteState, sent: usize) {
         let Written { chunks, bytes } = writer.wrote(sent);
         if chunks > 0 {
-            self.counters.chunks(&self.sender.base().counters, chunks, bytes);
+            self.counters.chunks(&self.sender.base.counters, chunks, bytes);
             self.sender.on_chunks_written(bytes);
         }
     }
@@ -399,13 +346,13 @@ impl<O: SendFlowOwner> SendFlow<O> {
     /// cases the flow is called again later.
     fn take_frames(&self, writer: &mut WriteState) {
         let Some(next) = self.next_frame(writer) else { return };
-        let settings = &self.sender.base().context.settings;
+        let settings = &self.sender.base.context.settings;
         let (small, most) = (settings.caller_bytes, settings.chunk_bytes);
         let mut bytes = next.buffer.length() as u64;
         writer.push(next);
         if bytes <= small {
             // Small messages that wait already are added: a system call costs as much as a small message.
-            let mut queue = lock(self.sender.queue());
+            let mut queue = lock(&self.sender.queue);
             while !writer.codec.is_full()
                 && bytes < BATCH_BYTES
                 && queue.scheduler.next_unstarted_message().is_some_and(|length| length <= small)
@@ -431,19 +378,19 @@ impl<O: SendFlowOwner> SendFlow<O> {
     /// The next frame to write, if there is one and it may be sent.
     fn next_frame(&self, writer: &mut WriteState) -> Option<CutFrame> {
         let sender = &self.sender;
-        let now = sender.epoch().elapsed();
+        let now = sender.epoch.elapsed();
         let sample_due = writer.pace.sample_due(now);
         if sample_due {
             writer.pace.postpone_sample(now);
             sender.adapt(self);
         }
-        let mut guard = lock(sender.queue());
+        let mut guard = lock(&sender.queue);
         let queue = &mut *guard;
         let mut over = false;
         let before = queue.requests;
         if writer.report_written(self.slot, queue) {
             if queue.requests < before {
-                self.sender.base().notify();
+                self.sender.base.notify();
             }
             over = sender.complete_acked(queue);
         }
@@ -452,29 +399,27 @@ impl<O: SendFlowOwner> SendFlow<O> {
             return None;
         }
         if let Some(frame) = writer.next_tag_frame(&queue.gate) {
-            queue.idle &= !(1 << self.slot);
+            queue.choice.set_idle(self.slot, false);
             return Some(CutFrame::empty(frame));
         }
-        let retiring = self.retiring.load(Ordering::Relaxed);
-        if retiring || queue.wanted() & 1 << self.slot == 0 {
-            if !retiring {
-                queue.idle |= 1 << self.slot;
-            }
+        if !queue.takes_messages(self.slot) {
+            let is_idle = !queue.choice.is_retiring(self.slot);
+            queue.choice.set_idle(self.slot, is_idle);
             // It may be the one that was woken for the work.
             Self::pass_work_on(guard);
             return None;
         }
         let work = queue.scheduler.has_work() || queue.scheduler.has_static_share(self.slot);
-        let mut limit = sender.base().context.settings.chunk_bytes;
+        let mut limit = sender.base.context.settings.chunk_bytes;
         // Pacing leaves bytes to flows that deliver them earlier. A flow without others is paced where the network is
         // congested.
         if work {
-            let is_alone = queue.used.count_ones() <= 1;
+            let is_alone = queue.choice.used() <= 1;
             drop(guard);
-            if !is_alone || sender.lone_pacing().is_on(sender.epoch() + now) {
+            if !is_alone || sender.lone_pacing().is_on(sender.epoch + now) {
                 writer.pace.set_alone(is_alone);
                 let Some(bytes) = self.pace(writer, now, sample_due, limit) else {
-                    Self::pass_work_on(lock(sender.queue()));
+                    Self::pass_work_on(lock(&sender.queue));
                     return None;
                 };
                 limit = bytes;
@@ -482,7 +427,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
                 self.sample(writer, now);
                 writer.outstanding = 0;
             }
-            guard = lock(sender.queue());
+            guard = lock(&sender.queue);
         }
         let queue = &mut *guard;
         let next = queue.cut(self.slot, limit).or_else(|| {
@@ -491,12 +436,9 @@ impl<O: SendFlowOwner> SendFlow<O> {
             let below = queue.scheduler.next_message();
             close.then(|| CutFrame::empty(Frame::Close(below)))
         });
-        match next {
-            Some(_) => queue.idle &= !(1 << self.slot),
-            None => queue.idle |= 1 << self.slot,
-        }
+        queue.choice.set_idle(self.slot, next.is_none());
         let is_small = |payload: &SendBuffer| {
-            payload.length() as u64 <= sender.base().context.settings.caller_bytes
+            payload.length() as u64 <= sender.base.context.settings.caller_bytes
         };
         // It takes small messages that wait together with a small one.
         if next.as_ref().is_some_and(|next| !is_small(&next.buffer)) && !sender.callers_lead() {
@@ -506,7 +448,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
     }
 
     /// Wakes an idle flow if there is work left that the present one does not take now.
-    fn pass_work_on(mut guard: MutexGuard<'_, SendQueue<Self>>) {
+    fn pass_work_on(mut guard: MutexGuard<'_, SendQueue>) {
         let queue = &mut *guard;
         let other = if queue.scheduler.has_work() { queue.take_idle() } else { None };
         drop(guard);
@@ -548,7 +490,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
         let Ok(info) = sys::path_info(&self.socket) else { return false };
         let PathInfo { acked, busy, round_trip, usual_round_trip, retransmitted, .. } = info;
         let shortest_round_trip =
-            lock(self.sender.queue()).round_trips.note(now, self.slot, usual_round_trip);
+            lock(&self.sender.queue).round_trips.note(now, self.slot, usual_round_trip);
         if !writer.pace.is_backlogged(writer.outstanding) {
             // It delivers all that it takes. Others are compared with that.
             return false;
@@ -562,7 +504,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
             retransmitted,
         };
         let is_congested = writer.pace.sample(now, progress);
-        self.sender.lone_pacing().sampled(self.sender.epoch() + now, is_congested);
+        self.sender.lone_pacing().sampled(self.sender.epoch + now, is_congested);
         true
     }
 
@@ -584,7 +526,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
                     match self.handle_frames(&mut frame_reader) {
                         Ok(()) => {}
                         Err(FrameFailure::Corrupt(what)) => {
-                            sender.base().counters.corrupt.add(1);
+                            sender.base.counters.corrupt.add(1);
                             break what;
                         }
                         Err(FrameFailure::Fatal(what)) => {
@@ -600,7 +542,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
                 Err(error) if would_block(&error) => return,
                 Err(error) => {
                     let is_forged = error.kind() == io::ErrorKind::InvalidData;
-                    sender.base().counters.corrupt.add(is_forged.into());
+                    sender.base.counters.corrupt.add(is_forged.into());
                     break error.to_string();
                 }
             }
@@ -617,14 +559,14 @@ impl<O: SendFlowOwner> SendFlow<O> {
         for bytes in frames[..whole].chunks_exact(FRAME_BYTES) {
             let mut frame = [0; FRAME_BYTES];
             frame.copy_from_slice(bytes);
-            let (frame, _) = self.sender.base().decode(&frame).map_err(|error| match error {
+            let (frame, _) = self.sender.base.decode(&frame).map_err(|error| match error {
                 FrameError::Checksum => FrameFailure::Corrupt(error.to_string()),
                 error => FrameFailure::Fatal(format!("protocol error: {error}")),
             })?;
             match frame {
                 Frame::Ack(below, unposted) => {
                     acked = acked.max(Some(below));
-                    self.sender.base().waits.peer_says(unposted);
+                    self.sender.base.waits.peer_says(unposted);
                 }
                 Frame::FlowDead(number) => self.sender.on_flow_dead(number),
                 Frame::TagsDifferFrom(from) => self.sender.on_tags_differ(from),
@@ -646,7 +588,7 @@ impl<O: SendFlowOwner> SendFlow<O> {
     }
 }
 
-impl<O: SendFlowOwner> Source for SendFlow<O> {
+impl Source for SendFlow {
     fn ready(&self, readiness: Readiness) {
         if readiness.ended {
             self.has_ended.store(true, Ordering::Relaxed);

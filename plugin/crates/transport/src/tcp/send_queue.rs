@@ -1,46 +1,28 @@
 //! The messages of a sending connection, and the flows that may take them.
 
-use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
 use evenkeel_protocol::{
-    AdvertisedTags, ChunkHeader, Frame, NextFrame, RoundTrips, Scheduler, TagGate,
+    AdvertisedTags, ChunkHeader, FlowChoice, Frame, NextFrame, RoundTrips, Scheduler, TagGate,
 };
 
 use crate::connection::request::Operation;
 use crate::memory::buffers::SendBuffer;
 use crate::runtime::reactor::Linger;
 use crate::tcp::retransmit_buffer::{CopyPlace, RetransmitBuffer};
+use crate::tcp::send_flow::SendFlow;
 
-/// What the queue needs of a flow.
-pub(crate) trait QueuedFlow {
-    fn slot(&self) -> usize;
-    /// Bytes that it has carried.
-    fn bytes(&self) -> u64;
-    /// Whether it takes no more chunks.
-    fn is_retiring(&self) -> bool;
-}
-
-/// Guarded by the lock of its connection, whose flows are of type `F`.
-pub(crate) struct SendQueue<F> {
+/// Guarded by the lock of its connection.
+pub(crate) struct SendQueue {
     pub(crate) scheduler: Scheduler<Outgoing>,
     pub(super) gate: TagGate,
     /// Buffers that the peer has advertised.
     pub(super) advertised_tags: AdvertisedTags,
     /// By slot.
-    pub(crate) flows: Vec<Option<Arc<F>>>,
-    /// Flows (as bits) that can take bytes and found nothing to send. A thread that queues a message removes bits and wakes
-    /// those flows.
-    pub(super) idle: u128,
-    /// Flows (as bits) that take messages. The others only take retransmissions.
-    pub(super) used: u128,
-    /// Number of flows that take messages, and its maximum.
-    pub(super) flow_count: usize,
-    pub(super) max_flows: usize,
-    /// After a tick without progress and answers, all flows are used until this time.
-    pub(super) all_flows_until: Option<Instant>,
+    pub(super) flows: Vec<Option<Arc<SendFlow>>>,
+    pub(super) choice: FlowChoice,
     pub(super) round_trips: RoundTrips,
     /// Bytes carried at the last tick, if there was something to send.
     pub(super) carried: Option<u64>,
@@ -84,47 +66,37 @@ pub(super) enum SendCompletion {
     Copied(CopyPlace),
 }
 
-impl<F: QueuedFlow> SendQueue<F> {
+impl SendQueue {
     /// Takes out an idle flow that may have work.
-    pub(super) fn take_idle(&mut self) -> Option<Arc<F>> {
-        let idle = self.idle & self.wanted();
-        let slot = (idle != 0).then(|| idle.trailing_zeros() as usize)?;
-        self.idle &= !(1 << slot);
-        self.flows[slot].clone()
+    pub(super) fn take_idle(&mut self) -> Option<Arc<SendFlow>> {
+        let slot = self.choice.take_idle(self.needs_all_flows())?;
+        self.flows.get(slot)?.clone()
     }
 
-    /// The flows (as bits) that may have work. Retransmissions cannot use every flow, and all flows send a close frame.
-    pub(super) fn wanted(&self) -> u128 {
-        let all = self.scheduler.must_retransmit() || self.lingering.is_some();
-        if all { u128::MAX } else { self.used }
+    /// Whether the flow in this slot may have work.
+    pub(super) fn takes_messages(&self, slot: usize) -> bool {
+        self.choice.takes_messages(slot, self.needs_all_flows())
     }
 
-    /// Chooses the flows to use: all, or those that have carried most. Returns those to wake for waiting work.
+    /// Retransmissions cannot use every flow, and all flows send a close frame.
+    fn needs_all_flows(&self) -> bool {
+        self.scheduler.must_retransmit() || self.lingering.is_some()
+    }
+
+    /// Makes a change that decides which flows are used. It gets the bytes that the flow in a slot has carried. Returns flows to
+    /// wake for waiting work.
     #[must_use]
-    pub(super) fn choose_flows(&mut self) -> Vec<Arc<F>> {
-        let live = self.flows.iter().flatten();
-        let mut live: Vec<_> = live.filter(|flow| !flow.is_retiring()).collect();
-        if self.flow_count < self.max_flows {
-            live.sort_by_key(|flow| Reverse(flow.bytes()));
-            live.truncate(self.flow_count);
-        }
-        self.used = live.iter().fold(0, |used, flow| used | 1 << flow.slot());
-        let work = self.scheduler.has_work();
-        std::iter::from_fn(|| if work { self.take_idle() } else { None }).collect()
-    }
-
-    /// Uses this number of flows from now on. Returns those to wake for waiting work.
-    #[must_use]
-    pub(super) fn set_flow_count(&mut self, flow_count: usize) -> Vec<Arc<F>> {
-        if std::mem::replace(&mut self.flow_count, flow_count) == flow_count {
+    pub(super) fn choose(
+        &mut self,
+        change: impl FnOnce(&mut FlowChoice, &dyn Fn(usize) -> u64) -> bool,
+    ) -> Vec<Arc<SendFlow>> {
+        let flow = |slot: usize| self.flows.get(slot).and_then(Option::as_ref);
+        let carried = |slot| flow(slot).map_or(0, |flow| flow.counters.bytes());
+        let is_changed = change(&mut self.choice, &carried);
+        if !is_changed || !self.scheduler.has_work() {
             return Vec::new();
         }
-        self.choose_flows()
-    }
-
-    /// Whether the flow in this slot adapts the number of flows.
-    pub(super) fn is_leader(&self, slot: usize) -> bool {
-        self.used.trailing_zeros() as usize == slot
+        std::iter::from_fn(|| self.take_idle()).collect()
     }
 
     /// The next frame of the scheduler for the flow in this slot, in chunks of at most `limit` bytes. A small message that is one
@@ -190,12 +162,11 @@ impl<F: QueuedFlow> SendQueue<F> {
 
     /// Removes a flow. Returns those to wake for waiting work.
     #[must_use]
-    pub(super) fn remove(&mut self, flow: &F) -> Vec<Arc<F>> {
+    pub(super) fn remove(&mut self, flow: &SendFlow) -> Vec<Arc<SendFlow>> {
         // Not there if the connection was closed in between.
-        if let Some(slot) = self.flows.get_mut(flow.slot()) {
+        if let Some(slot) = self.flows.get_mut(flow.slot) {
             *slot = None;
         }
-        self.idle &= !(1 << flow.slot());
-        self.choose_flows()
+        self.choose(|choice, carried| choice.handle_ended(flow.slot, carried))
     }
 }

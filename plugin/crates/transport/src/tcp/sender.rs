@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
-    AdvertisedTags, FRAME_BYTES, Frame, Pacer, PathInfo, RoundTrips, Scheduler, Situation, TagGate,
+    AdvertisedTags, FRAME_BYTES, FlowChoice, Frame, Pacer, PathInfo, RoundTrips, Scheduler,
+    Situation, TagGate,
 };
 
 use crate::connection::base::{Base, Direction, InFlight, TransportKind, WORKER_QUANTUM};
@@ -29,15 +30,12 @@ use crate::tcp::MAX_FLOW_SLOTS;
 use crate::tcp::lone_pacing::LonePacing;
 use crate::tcp::repair::RepairState;
 use crate::tcp::retransmit_buffer::RetransmitBuffer;
-use crate::tcp::send_flow::{self, FrameReader, SendFlowOwner, WriteState};
-use crate::tcp::send_queue::{self, Outgoing, SendCompletion};
+use crate::tcp::send_flow::{FrameReader, SendFlow, WriteState};
+use crate::tcp::send_queue::{Outgoing, SendCompletion, SendQueue};
 use crate::telemetry::counters::FlowCounters;
 use crate::telemetry::metrics::{ConnectionObservation, FlowObservation, Observed};
 
 const NO_SLOT: usize = usize::MAX;
-
-/// How long all flows are used after a tick without progress and answers. By then a dead path is detected.
-const ALL_FLOWS_TIME: Duration = Duration::from_secs(1);
 
 impl Outbound for TcpSender {
     fn base(&self) -> &Base {
@@ -99,9 +97,6 @@ impl Outbound for TcpSender {
     }
 }
 
-type SendFlow = send_flow::SendFlow<TcpSender>;
-type SendQueue = send_queue::SendQueue<SendFlow>;
-
 /// Lock order: a flow's `frame_reader`, then a flow's `writer`, then `queue`.
 pub(crate) struct TcpSender {
     pub(crate) base: Base,
@@ -111,7 +106,7 @@ pub(crate) struct TcpSender {
     /// For timeouts of the connection. Flows have none.
     pub(super) clock: Registration,
     /// When the connection was opened. Pacing times count from here.
-    epoch: Instant,
+    pub(super) epoch: Instant,
     seen_turn: SeenTurn,
     /// The slot of the flow with a small message that waits for the caller's next poll, or `NO_SLOT`.
     deferred: AtomicUsize,
@@ -148,11 +143,7 @@ impl TcpSender {
                 gate: TagGate::default(),
                 advertised_tags: AdvertisedTags::default(),
                 flows: Vec::new(),
-                idle: 0,
-                used: 0,
-                flow_count: flow_count.flows(),
-                max_flows: streams.len(),
-                all_flows_until: None,
+                choice: FlowChoice::new(flow_count.flows(), streams.len()),
                 round_trips: RoundTrips::default(),
                 carried: None,
                 requests: 0,
@@ -214,7 +205,6 @@ impl TcpSender {
                 socket,
                 registration: self.destination.workers.registration(),
                 counters: FlowCounters::default(),
-                retiring: AtomicBool::new(false),
                 is_full: AtomicBool::new(false),
                 // It becomes idle, or takes work, when it is first called.
                 is_woken: AtomicBool::new(true),
@@ -232,7 +222,7 @@ impl TcpSender {
             }
             queue.flows[slot] = Some(Arc::clone(&flow));
             queue.scheduler.flow_opened(slot);
-            let waiting = queue.choose_flows();
+            let waiting = queue.choose(|choice, carried| choice.handle_flow(slot, carried));
             (flow, waiting)
         };
         waiting.iter().for_each(|flow| flow.wake_worker());
@@ -358,65 +348,57 @@ impl TcpSender {
     }
 }
 
-impl SendFlowOwner for TcpSender {
-    fn base(&self) -> &Base {
-        &self.base
-    }
-
-    fn queue(&self) -> &Mutex<SendQueue> {
-        &self.queue
-    }
-
-    fn epoch(&self) -> Instant {
-        self.epoch
-    }
-
-    fn lone_pacing(&self) -> &LonePacing {
+/// What its flows need.
+impl TcpSender {
+    /// Whether flows are paced that are alone in their connections.
+    pub(super) fn lone_pacing(&self) -> &LonePacing {
         &self.destination.workers.lone_pacing
     }
 
-    fn on_chunks_written(&self, bytes: u64) {
+    /// A flow has written chunks with this many bytes.
+    pub(super) fn on_chunks_written(&self, bytes: u64) {
         self.flow_count.carried(bytes);
     }
 
-    fn add_caller_work(&self, time: Duration) {
+    /// A caller has written for this time.
+    pub(super) fn add_caller_work(&self, time: Duration) {
         self.destination.workers.add_caller_work(time);
     }
 
-    fn callers_lead(&self) -> bool {
+    /// Whether callers do the work of workers. They write on idle flows themselves.
+    pub(super) fn callers_lead(&self) -> bool {
         self.destination.workers.callers_lead()
     }
 
-    fn end_deferral(&self, flow: &SendFlow) {
+    /// Messages that wait for a caller's next poll on this flow are written now.
+    pub(super) fn end_deferral(&self, flow: &SendFlow) {
         let order = Ordering::Relaxed;
         // Fails if there is none on this flow.
         let _ = self.deferred.compare_exchange(flow.slot, NO_SLOT, order, order);
     }
 
-    fn adapt(&self, flow: &SendFlow) {
+    /// Adapts the number of flows in use. The leader does it for all flows.
+    pub(super) fn adapt(&self, flow: &SendFlow) {
         if self.base.context.settings.is_static() {
             return;
         }
         let waiting = {
             let mut queue = lock(&self.queue);
-            if !queue.is_leader(flow.slot) {
+            if !queue.choice.is_leader(flow.slot) {
                 return;
             }
-            // While other paths are tried, there are more.
-            let all = queue.flows.iter().flatten().count();
-            if all == queue.max_flows {
+            if queue.choice.is_complete() {
                 let workers = &self.destination.workers;
                 self.flow_count.tick(workers.worked(), workers.threads());
             }
-            if queue.all_flows_until.is_some() {
-                return;
-            }
-            queue.set_flow_count(self.flow_count.flows())
+            let count = self.flow_count.flows();
+            queue.choose(|choice, carried| choice.use_flows(count, carried))
         };
         waiting.iter().for_each(|flow| flow.wake_worker());
     }
 
-    fn flow_failed(self: &Arc<Self>, flow: &SendFlow, why: &str) {
+    /// A flow has failed. What it may not have delivered is sent on others.
+    pub(super) fn flow_failed(self: &Arc<Self>, flow: &SendFlow, why: &str) {
         let copies = {
             let mut writer = flow.writer.lock();
             if std::mem::replace(&mut writer.closed, true) {
@@ -445,7 +427,8 @@ impl SendFlowOwner for TcpSender {
         }
     }
 
-    fn complete_acked(&self, queue: &mut SendQueue) -> bool {
+    /// Completes what the peer has. True if that was the last message of a closed connection.
+    pub(super) fn complete_acked(&self, queue: &mut SendQueue) -> bool {
         let before = queue.requests;
         while let Some(sent) = queue.scheduler.pop_sent() {
             self.base.counters.message(sent.total);
@@ -472,7 +455,8 @@ impl SendFlowOwner for TcpSender {
         queue.lingering.is_some() && queue.scheduler.is_empty()
     }
 
-    fn on_ack(&self, below: u64) -> Result<(), String> {
+    /// The peer has all messages below this number.
+    pub(super) fn on_ack(&self, below: u64) -> Result<(), String> {
         let (over, waiting) = {
             let mut queue = lock(&self.queue);
             queue.scheduler.acked(below).map_err(|error| format!("protocol error: {error}"))?;
@@ -489,18 +473,20 @@ impl SendFlowOwner for TcpSender {
         Ok(())
     }
 
-    fn on_tags_differ(&self, from: u64) {
+    /// The peer has buffers with different tags, from this number on.
+    pub(super) fn on_tags_differ(&self, from: u64) {
         let mut queue = lock(&self.queue);
         let next = queue.scheduler.next_message();
         queue.gate.tags_differ_from(from, next);
         // Each flow answers, since any of them may be lost. A flow that waits for work is woken too.
-        queue.idle = 0;
+        queue.choice.end_idle();
         let flows: Vec<_> = queue.flows.iter().flatten().cloned().collect();
         drop(queue);
         flows.iter().for_each(|flow| flow.wake_worker());
     }
 
-    fn on_buffer_tag(&self, number: u64, tag: i32) -> Result<(), String> {
+    /// The peer has posted this buffer with this tag.
+    pub(super) fn on_buffer_tag(&self, number: u64, tag: i32) -> Result<(), String> {
         let mut guard = lock(&self.queue);
         let queue = &mut *guard;
         let next = queue.scheduler.next_message();
@@ -510,13 +496,14 @@ impl SendFlowOwner for TcpSender {
         Err(format!("protocol error: the peer has posted buffer {number}, and {next} are sent"))
     }
 
-    fn on_flow_dead(self: &Arc<Self>, number: u32) {
+    /// The peer reports a dead flow.
+    pub(super) fn on_flow_dead(self: &Arc<Self>, number: u32) {
         if let Some(flow) = self.flow(number) {
             self.flow_failed(&flow, "the peer reported it as dead");
         }
     }
 
-    fn fail(&self, kind: ErrorKind, what: &str) {
+    pub(super) fn fail(&self, kind: ErrorKind, what: &str) {
         // First, as the thread that has written a message may not have accounted for that yet, and the peer has it. It also
         // informs the peer now, not when this side closes.
         self.quiesce();
@@ -611,9 +598,9 @@ impl TcpSender {
     pub(crate) fn grow(&self, more: usize) {
         let waiting = {
             let mut queue = lock(&self.queue);
-            queue.max_flows += more;
-            self.flow_count.grow(queue.max_flows);
-            queue.set_flow_count(self.flow_count.flows())
+            self.flow_count.grow(queue.choice.grow(more));
+            let count = self.flow_count.flows();
+            queue.choose(|choice, carried| choice.use_flows(count, carried))
         };
         waiting.iter().for_each(|flow| flow.wake_worker());
     }
@@ -644,22 +631,13 @@ impl TcpSender {
         let (lingers_until, uses_all, waiting) = {
             let mut queue = lock(&self.queue);
             let until = queue.lingering.as_ref().map(|(_, deadline)| *deadline);
-            if is_stuck {
-                queue.all_flows_until = Some(now + ALL_FLOWS_TIME);
-            } else if queue.all_flows_until.is_some_and(|until| now >= until) {
-                queue.all_flows_until = None;
-            }
-            let waiting = match queue.all_flows_until {
-                Some(_) => {
-                    let max_flows = queue.max_flows;
-                    queue.set_flow_count(max_flows)
-                }
-                None => Vec::new(),
-            };
+            let time = now.saturating_duration_since(self.epoch);
+            let waiting =
+                queue.choose(|choice, carried| choice.handle_check(time, is_stuck, carried));
             if !is_busy {
                 queue.retransmit_buffer.shrink();
             }
-            (until, queue.all_flows_until.is_some(), waiting)
+            (until, queue.choice.uses_all(), waiting)
         };
         waiting.iter().for_each(|flow| flow.wake_worker());
         if let Some(deadline) = lingers_until {
@@ -797,7 +775,7 @@ mod tests {
         let runtime = transport.runtime().unwrap();
         let (one, _far_of_one) = open(&transport, &runtime, 1);
         let (four, _far_of_four) = open(&transport, &runtime, 4);
-        let used = |sender: &TcpSender| lock(&sender.queue).used.count_ones();
+        let used = |sender: &TcpSender| lock(&sender.queue).choice.used();
         assert_eq!((used(&one), used(&four)), (1, 4));
         [one, four].iter().for_each(|sender| sender.close());
     }
@@ -810,8 +788,8 @@ mod tests {
     }
 
     /// Returns once this many flows are idle.
-    fn wait_for_idle_flows(sender: &TcpSender, flows: u32) {
-        test_support::until(|| (lock(&sender.queue).idle.count_ones() == flows).then_some(()));
+    fn wait_for_idle_flows(sender: &TcpSender, flows: usize) {
+        test_support::until(|| (lock(&sender.queue).choice.idle() == flows).then_some(()));
     }
 
     #[test]
@@ -824,7 +802,7 @@ mod tests {
         // No flow takes anything meanwhile.
         let writers: Vec<_> = flows.iter().map(|flow| flow.writer.lock()).collect();
         send(&sender, CHUNK);
-        let idle = lock(&sender.queue).idle.count_ones();
+        let idle = lock(&sender.queue).choice.idle();
         drop(writers);
         assert_eq!(idle, 3);
         sender.close();
@@ -982,7 +960,7 @@ mod tests {
             })
             .collect();
         sender.grow(8);
-        assert_eq!(lock(&sender.queue).used.count_ones(), 8);
+        assert_eq!(lock(&sender.queue).choice.used(), 8);
         let mut before = Instant::now();
         test_support::until(|| {
             let now = Instant::now();
@@ -990,7 +968,7 @@ mod tests {
             sender.add_caller_work(time * runtime.workers().threads() as u32);
             sender.on_chunks_written(1000);
             sender.flows().iter().for_each(|flow| sender.adapt(flow));
-            (lock(&sender.queue).used.count_ones() < 8).then_some(())
+            (lock(&sender.queue).choice.used() < 8).then_some(())
         });
         sender.close();
     }

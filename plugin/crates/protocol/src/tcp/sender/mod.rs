@@ -1,3 +1,4 @@
 //! What the sending side of a connection decides, without its sockets, locks, clocks and memory.
 
+pub(crate) mod choice;
 pub(crate) mod repair;
