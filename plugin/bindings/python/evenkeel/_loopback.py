@@ -68,6 +68,10 @@ class Loopback:
         self._sends: defaultdict[int, deque[LoopbackRequest]] = defaultdict(deque)
         self._receives: defaultdict[int, deque[LoopbackRequest]] = defaultdict(deque)
 
+    def set_timeout(self, timeout: float) -> None:
+        """Sets the timeout of messages that follow, in seconds."""
+        self._timeout = timeout
+
     def send(self, data: Tensor, tag: int) -> LoopbackRequest:
         request = LoopbackRequest(self._rank, f"send of tag {tag} to this rank itself", data, self._timeout)
         self._match(tag, self._sends, request)

@@ -106,12 +106,6 @@ def _op(opts: Any) -> Any:
     return getattr(opts.reduceOp, "op", opts.reduceOp)
 
 
-def _seconds(opts: Any) -> float | None:
-    """The timeout of a call; `None` if it has none of its own."""
-    timeout = opts.timeout
-    return timeout.total_seconds() if timeout > timedelta(0) else None
-
-
 def _check(tensors: Sequence[Tensor]) -> None:
     for tensor in tensors:
         if tensor.device.type != "cpu":
@@ -303,6 +297,16 @@ class _Operations:
     _loopback: Loopback
     _rank: int
     _size: int
+    _limit: float | None = None
+    """The seconds of calls that have no timeout of their own; `None` for those with which the group was made."""
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Sets the timeout of calls that follow and have none of their own."""
+        self._limit = timeout.total_seconds()
+        self._loopback.set_timeout(self._limit)
+
+    def _seconds(self, opts: Any) -> float | None:
+        return opts.timeout.total_seconds() if opts.timeout > timedelta(0) else self._limit
 
     def _work(
         self,
@@ -312,7 +316,7 @@ class _Operations:
         finish: Callable[[], None] | None = None,
     ) -> Work:
         """Runs or starts an operation: `start` gets whether to wait, and the timeout."""
-        timeout = _seconds(opts)
+        timeout = self._seconds(opts)
         if getattr(opts, "asyncOp", True):
             return Work(tensors, [start(False, timeout)], finish)
         start(True, timeout)
@@ -408,7 +412,7 @@ class _Operations:
         if any(tensor.shape != tensors[0].shape for tensor in tensors):
             raise ArgumentError(f"invalid tensor size: {[tuple(tensor.shape) for tensor in tensors]} in one call")
         own = sum(tensors[1:], tensors[0]).coalesce()
-        group, size, timeout = self._group, self._size, _seconds(opts)
+        group, size, timeout = self._group, self._size, self._seconds(opts)
         counts = torch.zeros(size, dtype=torch.int64)
         counts[self._rank] = own._nnz()
         group.allgather(_memory(counts), timeout=timeout)
@@ -770,7 +774,8 @@ class _Operations:
         if dst == self._rank:
             return Work([tensor], [self._loopback.send(data, tag)])
         note = recorder.note("send", [tensor], [])
-        return Work([tensor], [self._group.send(_memory(data), dst, tag=tag, note=note, wait=False)])
+        request = self._group.send(_memory(data), dst, tag=tag, timeout=self._limit, note=note, wait=False)
+        return Work([tensor], [request])
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> Work:
         return self._recv(tensors, src, tag)
@@ -784,7 +789,7 @@ class _Operations:
         if src == self._rank:
             return Work([tensor], [self._loopback.recv(staged.tensor, tag)], staged.write_back)
         note = recorder.note("recv", [], [tensor])
-        request = self._group.recv(_memory(staged.tensor), src, tag=tag, note=note, wait=False)
+        request = self._group.recv(_memory(staged.tensor), src, tag=tag, timeout=self._limit, note=note, wait=False)
         return Work([tensor], [request], staged.write_back)
 
     # Barriers, and the group itself
@@ -802,7 +807,7 @@ class _Operations:
         if limit == timedelta(0):
             raise RuntimeError(f"Rank {self._rank} timed out in monitoredBarrier after 0 ms")
         try:
-            self._group.barrier(timeout=limit.total_seconds() if limit else None)
+            self._group.barrier(timeout=limit.total_seconds() if limit else self._limit)
         except evenkeel.Error as error:
             missing = sorted(set(error.ranks) - {self._rank}) or ["?"]
             if not wait_all_ranks:
@@ -904,7 +909,7 @@ class EvenkeelBackend(_Operations, Backend):
         store = dist.PrefixStore(f"evenkeel/reconfigure/{opts.uuid}", store)
         timeout = opts.timeout or self._timeout
         self._loopback.abort("the process group was reconfigured")
-        self._loopback = Loopback(self._rank, timeout.total_seconds())
+        self._loopback = Loopback(self._rank, self._limit or timeout.total_seconds())
         self._joined = _join(store, self._rank, self._size, timeout, self._name, self._ranks)
         return Work([])
 
@@ -932,6 +937,13 @@ class EvenkeelProcessGroup(_Operations, ProcessGroup):
     @property
     def _loopback(self) -> Loopback:
         return self._backend._loopback
+
+    @property
+    def _limit(self) -> float | None:
+        return self._backend._limit
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._backend.set_timeout(timeout)
 
     def shutdown(self) -> None:
         self._backend.shutdown()

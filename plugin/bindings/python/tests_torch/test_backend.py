@@ -375,6 +375,29 @@ class Groups(unittest.TestCase):
 
         everywhere(3, work)
 
+    @unittest.skipUnless(hasattr(dist.ProcessGroup, "set_timeout"), "this torch has no set_timeout")
+    def test_timeout_that_is_set_later_holds_for_calls_that_follow(self):
+        def work(rank, size):
+            token = torch.zeros(1)
+            dist.all_reduce(token)
+            dist.group.WORLD.set_timeout(timedelta(seconds=0.2))
+            if rank == 0:
+                for call in (
+                    lambda: dist.recv(token, 1, tag=7),
+                    lambda: dist.batch_isend_irecv([dist.P2POp(dist.irecv, token, 0)])[0].wait(),
+                    lambda: dist.all_reduce(token),
+                ):
+                    with self.assertRaises(evenkeel.TimeoutError):
+                        call()
+                dist.group.WORLD.set_timeout(TIMEOUT)
+                dist.send(token, 1)
+            else:
+                # Until the first rank has waited in vain, longer than the timeout.
+                dist.group.WORLD.set_timeout(TIMEOUT)
+                dist.recv(token, 0)
+
+        everywhere(2, work)
+
     def test_rank_that_is_killed_is_named_on_all_others(self):
         def work(rank, size):
             dist.all_reduce(torch.zeros(1))
