@@ -47,7 +47,7 @@ func newGang(job Job) gang {
 				}
 			}
 		}
-		count := max(1, job.counts[spec])
+		count := job.Count(spec)
 		total += count
 		if m.uses {
 			with += count

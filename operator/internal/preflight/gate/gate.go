@@ -97,6 +97,9 @@ func (j *Job) AddTemplate(spec *corev1.PodSpec, pods int) {
 	j.counts[spec] = min(pods, maxPods)
 }
 
+// Count is the number of pods of one of the job's specs.
+func (j *Job) Count(spec *corev1.PodSpec) int { return max(1, j.counts[spec]) }
+
 // A Decision says what happens to a job, and why.
 type Decision struct {
 	Action Action

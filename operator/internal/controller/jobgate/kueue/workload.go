@@ -79,7 +79,9 @@ type (
 		} `json:"admission"`
 	}
 	assignment struct {
-		Name               string            `json:"name"`
+		Name string `json:"name"`
+		// Count is lower than that of the pod set where Kueue admits a part of it.
+		Count              *int              `json:"count"`
 		Flavors            map[string]string `json:"flavors"`
 		TopologyAssignment *topology         `json:"topologyAssignment"`
 	}
@@ -235,12 +237,16 @@ func (w pendingCheck) job(flavors []unstructured.Unstructured) (job gate.Job, er
 				a = one
 			}
 		}
+		count := set.Count
+		if a.Count != nil {
+			count = *a.Count
+		}
 		spec, err := applyFlavors(&set.Template.Spec, a.Flavors, flavors)
 		if err != nil {
 			return job, err
 		}
 		if a.TopologyAssignment == nil {
-			job.AddTemplate(spec, set.Count)
+			job.AddTemplate(spec, count)
 			continue
 		}
 		domains, err := a.TopologyAssignment.domains()
@@ -258,7 +264,7 @@ func (w pendingCheck) job(flavors []unstructured.Unstructured) (job gate.Job, er
 				there.NodeSelector = mergeLabels(there.NodeSelector, map[string]string{level: values[i]})
 			}
 			// How many pods are in which domain differs little.
-			job.AddTemplate(there, (set.Count+len(domains)-1)/len(domains))
+			job.AddTemplate(there, (count+len(domains)-1)/len(domains))
 		}
 	}
 	return job, nil

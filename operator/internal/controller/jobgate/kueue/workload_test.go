@@ -184,6 +184,30 @@ func TestKueueWorkloadToGateJob(t *testing.T) {
 	}
 }
 
+func TestKueueCountsPodsOfPartialAdmission(t *testing.T) {
+	flavors := []unstructured.Unstructured{*parse(t, `{metadata: {name: h100}}`)}
+	for name, test := range map[string]struct {
+		assignment string
+		want       int
+	}{
+		"all pods":      {`count: 2`, 2},
+		"fewer":         {`count: 1`, 1},
+		"none is named": {`resourceUsage: {}`, 2},
+	} {
+		list, err := pendingChecks(parse(t, strings.NewReplacer("name: main, template", "name: main, count: 2, template", "flavors: {", test.assignment+", flavors: {").Replace(reserved)), ours)
+		if err != nil || len(list) != 1 {
+			t.Fatalf("%s: %+v %v", name, list, err)
+		}
+		job, err := list[0].job(flavors)
+		if err != nil || len(job.Pods) != 1 {
+			t.Fatalf("%s: %+v %v", name, job, err)
+		}
+		if got := job.Count(job.Pods[0]); got != test.want {
+			t.Errorf("%s: waits for nodes of %d pods, want %d", name, got, test.want)
+		}
+	}
+}
+
 func TestKueueStateForDecision(t *testing.T) {
 	for _, test := range []struct {
 		action  gate.Action
