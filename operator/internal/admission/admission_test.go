@@ -485,6 +485,9 @@ func TestWorkloadWebhookSaysWhatMPIRunHasToPass(t *testing.T) {
 		{"Open MPI", "", "", profile("default", nil), []string{"-x NCCL_NET_PLUGIN -x NCCL_NET_PLUGIN_REF_COUNT"}},
 		{"encrypted", `"mpiImplementation":"OpenMPI",`, "", encrypted, []string{"-x EVENKEEL_ENCRYPTION", "-x EVENKEEL_JOB_KEY_FILE", "-x NCCL_NET "}},
 		{"passed already", "", `"-x","NCCL_NET_PLUGIN",`, encrypted, nil},
+		{"passed by a variable of Open MPI", "", `"train"],"env":[{"name":"OMPI_MCA_mca_base_env_list","value":"NCCL_NET_PLUGIN;NCCL_DEBUG"}],"args":[`, encrypted, nil},
+		{"set for the launcher only", "", `"train"],"env":[{"name":"NCCL_NET_PLUGIN","value":"evenkeel"}],"args":[`, encrypted, []string{"-x NCCL_NET_PLUGIN "}},
+		{"another one passed", "", `"-x","NCCL_NET_PLUGIN_REF_COUNT",`, encrypted, []string{"-x NCCL_NET_PLUGIN "}},
 		{"an MPI that passes all", `"mpiImplementation":"Intel",`, "", encrypted, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {

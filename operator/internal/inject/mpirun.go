@@ -1,6 +1,7 @@
 package inject
 
 import (
+	"regexp"
 	"slices"
 	"strings"
 
@@ -10,6 +11,9 @@ import (
 // openMPI is the value of an MPIJob's spec.mpiImplementation for Open MPI, the default. Others pass all variables on.
 const openMPI = "OpenMPI"
 
+// pluginName finds the variable of the plugin's name in a command. Other variables begin with the same letters.
+var pluginName = regexp.MustCompile(`\b` + pluginEnv + `\b`)
+
 // MPIRunOptions are the options with which mpirun passes the job's variables to the ranks that it starts over ssh, which lack those of
 // their pods. Empty: the job is no MPIJob, its MPI passes all of them, or its launcher names some already.
 func (r Resolved) MPIRunOptions(job *unstructured.Unstructured) string {
@@ -18,7 +22,7 @@ func (r Resolved) MPIRunOptions(job *unstructured.Unstructured) string {
 		return ""
 	}
 	launcher, _, err := unstructured.NestedMap(job.Object, "spec", "mpiReplicaSpecs", "Launcher")
-	if err != nil || names(launcher, pluginEnv) {
+	if err != nil || names(launcher, pluginName) {
 		return ""
 	}
 	variables := append([]string{pluginEnv, refCountEnv}, r.Variables()...)
@@ -32,16 +36,17 @@ func (r Resolved) MPIRunOptions(job *unstructured.Unstructured) string {
 	return "-x " + strings.Join(slices.Compact(variables), " -x ")
 }
 
-// names says whether a string somewhere in a value has the word.
-func names(value any, word string) bool {
+// names says whether a string somewhere in a value has the word. The name of a variable of the launcher itself does not count: such a
+// variable reaches no rank.
+func names(value any, word *regexp.Regexp) bool {
 	switch value := value.(type) {
 	case string:
-		return strings.Contains(value, word)
+		return word.MatchString(value)
 	case []any:
 		return slices.ContainsFunc(value, func(item any) bool { return names(item, word) })
 	case map[string]any:
-		for _, item := range value {
-			if names(item, word) {
+		for key, item := range value {
+			if key != "name" && names(item, word) {
 				return true
 			}
 		}
