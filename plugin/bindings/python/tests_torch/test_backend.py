@@ -64,6 +64,39 @@ class Collectives(unittest.TestCase):
 
         everywhere(2, work)
 
+    def test_tensors_of_inference_mode_and_channels_last_are_gathered_by_index(self):
+        def work(rank, size):
+            image = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).view(2, 3, 4, 5) + 1000 * rank
+            with torch.inference_mode():
+                for own in (image, image.to(memory_format=torch.channels_last)):
+                    outs = [torch.empty_like(image) for _ in range(size)]
+                    dist.all_gather(outs, own)
+                    for other, out in enumerate(outs):
+                        assert torch.equal(out, image + 1000 * (other - rank))
+            total = torch.zeros(3)
+            dist.all_reduce(total)
+            assert total.sum() == 0
+
+        everywhere(2, work)
+
+    def test_tensors_without_elements_move_and_the_group_goes_on(self):
+        def work(rank, size):
+            none = torch.zeros(0)
+            for call in (
+                lambda: dist.all_reduce(none),
+                lambda: dist.broadcast(none, 0),
+                lambda: dist.all_gather([torch.zeros(0) for _ in range(size)], none),
+                lambda: dist.all_to_all_single(torch.zeros(0), none),
+                lambda: dist.reduce_scatter_tensor(torch.zeros(0), none),
+            ):
+                call()
+            counts = [rank * other for other in range(size)]
+            parts = torch.zeros(sum(counts))
+            dist.all_to_all_single(parts, torch.full((sum(counts),), 1.0), counts, counts)
+            assert (parts == 1).all()
+
+        everywhere(3, work)
+
     def test_moves_equal_and_unequal_parts(self):
         def work(rank, size):
             parts = [torch.zeros(2, 2) for _ in range(size)]
