@@ -19,7 +19,7 @@
  * direction with the same rank.
  *
  * Several threads can use a group at a time, each with its own tag. Groups, stores and requests must not be freed while another
- * thread uses them. After fork() only the parent may use the library.
+ * thread uses them. After fork() the child cannot use groups, stores and requests of the parent: calls fail. It can open its own.
  */
 
 

@@ -98,6 +98,20 @@ fn c_program_calls_every_function_on_three_ranks() {
     }
 }
 
+#[test]
+fn c_program_refuses_stores_in_a_forked_child() {
+    let program = compile("tests/forked_child.c");
+    let server = evenkeel_collectives::TcpStoreServer::bind("127.0.0.1:0").unwrap();
+    let folder = Folder::new("forked-child");
+    let ran = Command::new(&program)
+        .arg(format!("tcp://{}", server.address()))
+        .arg(format!("file:{}", folder.0.display()))
+        .output()
+        .unwrap();
+    let (out, err) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success() && out == "as expected\n", "{out}{err}");
+}
+
 /// The test sets the variables that OpenMPI's mpirun sets. It does not run mpirun itself.
 #[test]
 fn c_example_runs_with_openmpi_variables() {

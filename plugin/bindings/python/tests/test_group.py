@@ -481,53 +481,6 @@ class Failures(unittest.TestCase):
                         other.kill()
                         other.wait()
 
-    def test_forked_child_gets_errors_and_leaves_its_parents_group_alone(self):
-        def outcomes_in_child(group):
-            """What each call in a forked child raises, as a list of its classes."""
-            read, write = os.pipe()
-            child = os.fork()
-            if child == 0:
-                signal.alarm(20)
-                raised = []
-                for call in (
-                    lambda: group.allreduce(np.ones(4)),
-                    lambda: group.allreduce(np.ones(4), wait=False).wait(),
-                    lambda: group.send(np.ones(1), 1 - group.rank),
-                    lambda: group.recv(np.ones(1)),
-                    lambda: group.sub_group([0, 1]).barrier(),
-                    lambda: group.reconfigure(),
-                    lambda: group.abort("the child aborts"),
-                    group.close,
-                ):
-                    try:
-                        call()
-                        raised.append("nothing")
-                    except BaseException as error:  # noqa: BLE001 - the parent looks at it
-                        raised.append(f"{type(error).__name__}: {error}")
-                os.write(write, "\n".join(raised).encode())
-                os._exit(0)
-            os.close(write)
-            with open(read, encoding="utf-8") as lines:
-                raised = lines.read().splitlines()
-            self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
-            return raised
-
-        def work(group):
-            group.allreduce(np.ones(100_000))
-            group.allreduce(np.ones(4), wait=False).wait()
-            if group.rank == 0:
-                *operations, abort, close = outcomes_in_child(group)
-                for raised in operations:
-                    self.assertRegex(raised, "^Error: this process was forked from the one that made the group")
-                self.assertEqual((abort, close), ("nothing", "nothing"))
-            data = np.ones(100_000)
-            group.allreduce(data)
-            self.assertEqual(data.tolist(), [2.0] * 100_000)
-
-        for transport in TRANSPORTS:
-            with self.subTest(transport):
-                threads(2, work, transport=transport)
-
     def test_reconfigure_goes_on_without_lost_ranks_and_with_newcomers(self):
         store = evenkeel.MemoryStore()
         lost, alone = threading.Barrier(3), threading.Barrier(3)

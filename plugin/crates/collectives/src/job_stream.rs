@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use evenkeel_tls::JobIdentity;
-use evenkeel_transport::Settings;
+use evenkeel_transport::{Settings, keep_from_children};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConnection, Connection, ServerConnection};
 
@@ -58,6 +58,7 @@ impl JobStream {
     /// # Errors
     /// Those of the socket, and of a peer that is not one of the job's.
     pub(crate) fn connect(socket: TcpStream, identity: Option<&JobIdentity>) -> io::Result<Self> {
+        keep_from_children(&socket);
         let Some(identity) = identity else {
             return Ok(Self { socket, session: None, is_new: false });
         };

@@ -1,13 +1,14 @@
 //! The plugin's error type, and its way to NCCL's result codes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
 
 use evenkeel_nccl_abi::{
     INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, NcclResult, REMOTE_ERROR, SUCCESS,
     SYSTEM_ERROR,
 };
 use evenkeel_reduction::ClientError;
-use evenkeel_transport::{Error, ErrorKind, Log, SettingsError};
+use evenkeel_transport::{Error, ErrorKind, Log, Owner, SettingsError};
 
 use crate::logger::LOG;
 
@@ -76,8 +77,14 @@ impl From<SettingsError> for PluginError {
     }
 }
 
-/// Runs the body of a C function. No panic leaves it, and every error is logged.
+/// Runs the body of a C function. No panic leaves it, and every error is logged. A forked child of the process that made the
+/// first call is refused: the I/O threads are its parent's, and so are the connections.
 pub(crate) fn guard(call: &str, body: impl FnOnce() -> Result<(), PluginError>) -> NcclResult {
+    static OWNER: OnceLock<Owner> = OnceLock::new();
+    if OWNER.get_or_init(Owner::current).is_parent() {
+        warn_in_child(call);
+        return INVALID_USAGE;
+    }
     let error = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => return SUCCESS,
         Ok(Err(error)) => error,
@@ -87,6 +94,15 @@ pub(crate) fn guard(call: &str, body: impl FnOnce() -> Result<(), PluginError>) 
         LOG.warn(&format!("evenkeel: {call}: {line}"));
     }
     error.code
+}
+
+/// Writes to standard error: another thread of the parent may have held a lock of NCCL's logger.
+fn warn_in_child(call: &str) {
+    let line = format!(
+        "evenkeel: {call}: this process was forked from one that uses NCCL: start it anew, by spawn or exec\n"
+    );
+    // SAFETY: the bytes are there. If nobody reads the line, the call fails nevertheless.
+    unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
 }
 
 #[cfg(test)]

@@ -53,7 +53,7 @@ pub use runtime::waiters::wait_for;
 pub use settings::Settings;
 pub use settings::rails::Rail;
 pub use settings::table::SettingsError;
-pub use sys::random;
+pub use sys::{Owner, keep_from_children, random};
 pub use telemetry::chunk_events;
 pub use telemetry::exporter::{Exporter, Page, Pages};
 pub use telemetry::log::{Log, NullLog, StderrLog};

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use evenkeel_transport::Notify;
 use evenkeel_transport::sync::lock;
+use evenkeel_transport::{Notify, keep_from_children};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
@@ -119,6 +119,7 @@ impl ShmEndpoint {
             .and_then(|address| UnixListener::bind_addr(&address))
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
             .map_err(|error| Error::system(what, error))?;
+        keep_from_children(&listener);
         Ok(Self {
             listener,
             name,
@@ -138,6 +139,8 @@ impl ShmEndpoint {
         peer_word: usize,
     ) -> io::Result<Arc<ShmLink>> {
         stream.set_nonblocking(true)?;
+        // Its end tells the other side that this process has exited, also while a child of it lives.
+        keep_from_children(&stream);
         let link =
             Arc::new(ShmLink { ring, stream, own_word, peer_word, gone: AtomicBool::new(false) });
         let mut links = lock(&self.links);
@@ -229,6 +232,7 @@ impl Endpoint for ShmEndpoint {
             match self.listener.accept() {
                 Ok((stream, _)) => {
                     stream.set_nonblocking(true).map_err(failed)?;
+                    keep_from_children(&stream);
                     connecting.push_back(stream);
                 }
                 Err(error) if error.kind() == IoErrorKind::Interrupted => {}

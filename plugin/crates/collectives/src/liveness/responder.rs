@@ -5,10 +5,11 @@ use std::io::{self, ErrorKind as IoErrorKind, Read, Write};
 use std::net::{Ipv6Addr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{process, thread};
 
 use evenkeel_tls::JobIdentity;
+use evenkeel_transport::Owner;
 use evenkeel_transport::sync::lock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -39,7 +40,7 @@ fn forked() -> GroupFailure {
 pub(crate) struct Liveness {
     id: u64,
     /// The process that made it.
-    process: u32,
+    owner: Owner,
     failed: AtomicBool,
     state: Mutex<MemberState>,
     /// Keeps the responder thread running.
@@ -72,7 +73,7 @@ impl Liveness {
         let responder = Responder::get()?;
         let liveness = Arc::new(Self {
             id: u64::from_le_bytes(evenkeel_transport::random()?),
-            process: process::id(),
+            owner: Owner::current(),
             failed: AtomicBool::new(false),
             state: Mutex::default(),
             responder,
@@ -93,7 +94,7 @@ impl Liveness {
 
     /// Whether this is a forked child of the process that made the group.
     pub(crate) fn is_forked(&self) -> bool {
-        process::id() != self.process
+        self.owner.is_parent()
     }
 
     /// # Errors
@@ -163,6 +164,8 @@ impl Drop for Operation<'_> {
 
 /// The responder thread of all members of this process.
 struct Responder {
+    /// The process with the thread.
+    owner: Owner,
     port: u16,
     /// What probes of and by this process are encrypted with.
     identity: Option<JobIdentity>,
@@ -183,7 +186,8 @@ pub(super) fn identity() -> io::Result<Option<JobIdentity>> {
 impl Responder {
     fn get() -> io::Result<Arc<Self>> {
         let mut current = lock(&RESPONDER);
-        if let Some(responder) = current.upgrade() {
+        // A forked child needs one of its own: that of its parent knows the parent's groups only.
+        if let Some(responder) = current.upgrade().filter(|known| !known.owner.is_parent()) {
             return Ok(responder);
         }
         let responder = Self::start(job_stream::identity().map_err(io::Error::other)?)?;
@@ -196,7 +200,8 @@ impl Responder {
             .or_else(|_| TcpListener::bind(("0.0.0.0", 0)))?;
         prepare_listener(&listener)?;
         let port = listener.local_addr()?.port();
-        let responder = Arc::new(Self { port, identity, members: Mutex::default() });
+        let owner = Owner::current();
+        let responder = Arc::new(Self { owner, port, identity, members: Mutex::default() });
         let weak = Arc::downgrade(&responder);
         thread::Builder::new()
             .name("evenkeel-alive".to_owned())

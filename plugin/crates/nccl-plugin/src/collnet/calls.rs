@@ -14,8 +14,10 @@ use crate::net::connect::{ListenContext, listen_with};
 use crate::request_pool::PooledRequest;
 
 pub(super) unsafe extern "C" fn init_v6(logger: Option<Logger>) -> NcclResult {
-    LOG.set(logger);
-    guard("CollNet init", || CollNetContext::new(0).map(|_| ()))
+    guard("CollNet init", || {
+        LOG.set(logger);
+        CollNetContext::new(0).map(|_| ())
+    })
 }
 
 pub(super) unsafe extern "C" fn init_v11(
@@ -23,8 +25,8 @@ pub(super) unsafe extern "C" fn init_v11(
     communicator: u64,
     logger: Option<Logger>,
 ) -> NcclResult {
-    LOG.set(logger);
     guard("CollNet init", || {
+        LOG.set(logger);
         // SAFETY: NCCL passes a valid out-pointer for the context.
         let out = unsafe { out_param(context, "context") }?;
         // NCCL gives up a table without devices, and does not finalize its context. Version 2.28.3 calls `finalize` through a null

@@ -13,9 +13,11 @@ use crate::logger::LOG;
 use crate::{plugin, profiler};
 
 pub(super) unsafe extern "C" fn init_v6(logger: Option<Logger>) -> NcclResult {
-    LOG.set(logger);
-    shared_comms::note_caller(logger);
-    guard("init", plugin::init_global)
+    guard("init", || {
+        LOG.set(logger);
+        shared_comms::note_caller(logger);
+        plugin::init_global()
+    })
 }
 
 /// Takes a callback for profilers as well.
@@ -23,10 +25,12 @@ pub(super) unsafe extern "C" fn init_v10(
     logger: Option<Logger>,
     profiler: Option<ProfilerCallback>,
 ) -> NcclResult {
-    LOG.set(logger);
-    profiler::set(profiler);
-    shared_comms::note_caller(logger);
-    guard("init", plugin::init_global)
+    guard("init", || {
+        LOG.set(logger);
+        profiler::set(profiler);
+        shared_comms::note_caller(logger);
+        plugin::init_global()
+    })
 }
 
 /// Makes a context per communicator, to which listeners and connections belong.
@@ -37,10 +41,10 @@ pub(super) unsafe extern "C" fn init_v11(
     logger: Option<Logger>,
     profiler: Option<ProfilerCallback>,
 ) -> NcclResult {
-    LOG.set(logger);
-    profiler::set(profiler);
-    shared_comms::note_recent_caller();
     guard("init", || {
+        LOG.set(logger);
+        profiler::set(profiler);
+        shared_comms::note_recent_caller();
         // SAFETY: NCCL passes a valid out-pointer for the context.
         let out = unsafe { out_param(context, "context") }?;
         // SAFETY: NCCL passes a configuration, or null.

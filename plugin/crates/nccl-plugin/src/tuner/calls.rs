@@ -31,8 +31,8 @@ unsafe fn start(
     ranks: usize,
     logger: Option<Logger>,
 ) -> NcclResult {
-    LOG.set(logger);
     guard("tuner's init", || {
+        LOG.set(logger);
         // SAFETY: the caller guarantees it.
         let out = unsafe { out_param(context, "context") }?;
         let network = network(nodes, ranks);

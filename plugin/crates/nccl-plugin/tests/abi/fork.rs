@@ -1,13 +1,15 @@
 //! Processes that fork while messages are under way, as a training job does for its data loaders.
 
+use std::io::{self, Read};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::{env, fs, ptr};
 
-use evenkeel_nccl_abi::PTR_HOST;
+use evenkeel_nccl_abi::{INVALID_USAGE, PTR_HOST};
 
 use crate::gpu_memory::ProtectedMemory;
-use crate::harness::{Net, Opaque, pattern, run_in_child_process};
+use crate::harness::{Net, Opaque, TIMEOUT, pattern, run_in_child_process};
 
 /// Short enough for every way in which a message may go: inline, by a copy, from the memory itself.
 const SIZES: [usize; 5] = [8, 300, 4096, 5000, 300_000];
@@ -17,6 +19,76 @@ const ROUNDS: usize = 12;
 fn fork_amid_messages_garbles_nothing() {
     run_in_child_process("fork::child", &[]);
     run_in_child_process("fork::child", &[("RDMAV_FORK_SAFE", "1")]);
+}
+
+#[test]
+fn forked_child_is_refused_and_leaves_its_parents_connections_alone() {
+    run_in_child_process("fork::refusals", &[]);
+}
+
+#[test]
+#[ignore = "part of another test"]
+fn refusals() {
+    let mut net = Net::init(12, 0xf1).unwrap();
+    let (listener, mut handle) = net.listen();
+    let (send, recv) = net.pair();
+    let message = pattern(1, 5000);
+    let mut buffer = vec![0; message.len()];
+    // SAFETY: the memory stays until the request is finished, and is not used meanwhile.
+    let request = unsafe { net.irecv(recv, buffer.as_mut_ptr(), buffer.len()) }.unwrap().unwrap();
+    let said = stderr_of_child(|| {
+        let memory = buffer.as_mut_ptr();
+        // SAFETY: as above. Another process has the parent's copy of the memory.
+        let results = unsafe {
+            [
+                Net::init(12, 0xf2).err(),
+                net.poll_connect(&mut handle).err(),
+                net.poll_accept(listener).err(),
+                net.register(send, memory, 8, PTR_HOST).err(),
+                net.isend(send, message.as_ptr(), message.len()).err(),
+                net.irecv(recv, memory, 8).err(),
+                net.iflush(recv, &[(memory, 8)]).err(),
+                net.test(request).err(),
+            ]
+        };
+        results == [Some(INVALID_USAGE); 8]
+    });
+    for call in ["init", "connect", "accept", "regMr", "isend", "irecv", "iflush", "test"] {
+        let line = format!("evenkeel: {call}: this process was forked from one that uses NCCL");
+        assert!(said.contains(&line), "{call}: {said}");
+    }
+    // SAFETY: as above.
+    let sent = unsafe { net.isend(send, message.as_ptr(), message.len()) }.unwrap().unwrap();
+    assert_eq!(net.finish(request), Ok(message.len()));
+    assert!(net.finish(sent).is_ok() && buffer == message);
+    net.close_send(send);
+    net.close_recv(recv);
+    net.close_listen(listener);
+    net.finalize();
+}
+
+/// What a forked child writes to standard error while it does something, which must succeed.
+fn stderr_of_child(work: impl FnOnce() -> bool) -> String {
+    let (mut said, theirs) = io::pipe().unwrap();
+    // SAFETY: the child uses what it has of its parent's memory, and ends here, by itself or by the alarm.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        // SAFETY: they take plain numbers.
+        unsafe {
+            libc::alarm(TIMEOUT.as_secs() as libc::c_uint);
+            libc::dup2(theirs.as_raw_fd(), libc::STDERR_FILENO);
+            libc::_exit(i32::from(!work()));
+        }
+    }
+    drop(theirs);
+    let mut text = String::new();
+    said.read_to_string(&mut text).unwrap();
+    let mut status = -1;
+    // SAFETY: the child is this process's, and there is a place for its status.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0, "exit status and signal of the child, which wrote: {text}");
+    text
 }
 
 /// Objects between which the allocator may put others.

@@ -1,4 +1,4 @@
-//! Keeps sockets from living on in forked children.
+//! Keeps sockets from living on in forked children, and tells children what belongs to their parent.
 //!
 //! A peer learns that this process has died when the kernel closes its sockets. A child that was forked without `exec`, such
 //! as a worker of PyTorch's `DataLoader`, has duplicates of them, and they stay open as long as the child lives. So a child
@@ -6,13 +6,12 @@
 //! placeholder, and neither shuts down the parent's connection nor closes a file that the child has opened since.
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd, RawFd};
 use std::ptr;
 use std::sync::Once;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use rustix::event::{EventfdFlags, eventfd};
-use socket2::Socket;
 
 /// Descriptors in a part of the table, and parts. Sockets with higher numbers are not replaced.
 const PART: usize = 4096;
@@ -27,8 +26,31 @@ static TABLE: [AtomicPtr<Part>; PARTS] = [const { AtomicPtr::new(ptr::null_mut()
 /// What takes the place of sockets in children; negative before there is one.
 static PLACEHOLDER: AtomicI32 = AtomicI32::new(-1);
 
-/// From now on, children that are forked without `exec` do not have this socket.
-pub(crate) fn keep_from_children(socket: &Socket) {
+/// How many forks lie between this process and the one that has loaded the library.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// The process that made something with threads, locks or connections. A forked child has none of its threads, shares its
+/// connections, and may have its locks as another thread held them.
+#[derive(Clone, Copy, Debug)]
+pub struct Owner {
+    forks: u32,
+}
+
+impl Owner {
+    /// This process.
+    pub fn current() -> Self {
+        install_handler();
+        Self { forks: FORKS.load(Ordering::Relaxed) }
+    }
+
+    /// Whether this process is a forked child of the owner. Makes no system call and takes no lock.
+    pub fn is_parent(self) -> bool {
+        self.forks != FORKS.load(Ordering::Relaxed)
+    }
+}
+
+/// Lets every forked child begin with [`begin_child`].
+fn install_handler() {
     static HANDLER: Once = Once::new();
     HANDLER.call_once(|| {
         if let Ok(placeholder) = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) {
@@ -36,9 +58,14 @@ pub(crate) fn keep_from_children(socket: &Socket) {
         }
         // SAFETY: the handler makes only async-signal-safe calls, and the library is never unloaded (-z nodelete), or is
         // part of the program. If memory is short there is no handler, and children keep the sockets.
-        unsafe { libc::pthread_atfork(None, None, Some(replace_sockets)) };
+        unsafe { libc::pthread_atfork(None, None, Some(begin_child)) };
     });
-    let fd = socket.as_raw_fd();
+}
+
+/// From now on, children that are forked without `exec` do not have this socket.
+pub fn keep_from_children(socket: &impl AsFd) {
+    install_handler();
+    let fd = socket.as_fd().as_raw_fd();
     let number = fd as usize;
     let (Some(inode), Some(part)) = (socket_inode(fd), TABLE.get(number / PART)) else { return };
     let mut memory = part.load(Ordering::Acquire);
@@ -77,7 +104,8 @@ fn socket_inode(fd: RawFd) -> Option<u64> {
 
 /// Called in a child between fork and the return from it. No other thread exists. Locks and memory are as another thread may
 /// have left them, so it takes none and allocates nothing.
-extern "C" fn replace_sockets() {
+extern "C" fn begin_child() {
+    FORKS.store(FORKS.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     let placeholder = PLACEHOLDER.load(Ordering::Acquire);
     for (index, part) in TABLE.iter().enumerate() {
         // SAFETY: as in `keep_from_children`.
@@ -101,8 +129,10 @@ extern "C" fn replace_sockets() {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::{AsFd, FromRawFd};
+    use std::os::fd::FromRawFd;
     use std::os::unix::net::UnixStream;
+
+    use socket2::Socket;
 
     use super::*;
 
@@ -126,6 +156,8 @@ mod tests {
         let reused = duplicate(&second, 901);
         let expected = socket_inode(901);
         assert!(expected.is_some());
+        let owner = Owner::current();
+        assert!(!owner.is_parent());
         // SAFETY: the child only makes system calls that are async-signal-safe.
         let child = unsafe { libc::fork() };
         if child == 0 {
@@ -133,8 +165,11 @@ mod tests {
             let is_kept = socket_inode(901) == expected;
             // SAFETY: fcntl takes plain numbers.
             let is_open = unsafe { libc::fcntl(900, libc::F_GETFD) } >= 0;
-            let failed =
-                i32::from(!is_replaced) + 2 * i32::from(!is_kept) + 4 * i32::from(!is_open);
+            let is_told = owner.is_parent() && !Owner::current().is_parent();
+            let failed = i32::from(!is_replaced)
+                + 2 * i32::from(!is_kept)
+                + 4 * i32::from(!is_open)
+                + 8 * i32::from(!is_told);
             // SAFETY: it ends the process.
             unsafe { libc::_exit(failed) };
         }

@@ -10,7 +10,7 @@ mod socket;
 mod tcp_info;
 mod time;
 
-pub(crate) use fork::keep_from_children;
+pub use fork::{Owner, keep_from_children};
 pub(crate) use interfaces::{
     InterfaceAddress, InterfaceInfo, Interfaces, LinkState, drops_by_route, in_one_subnet,
     interfaces,

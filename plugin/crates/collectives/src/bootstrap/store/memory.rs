@@ -1,17 +1,27 @@
 //! A store for the threads of one process.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::{Store, check};
+use super::{Store, check, check_owner};
+use evenkeel_transport::Owner;
 use evenkeel_transport::sync::lock;
 
 use crate::error::{Error, Result};
 
-/// A store for the threads of one process. Clones are the same store.
-#[derive(Clone, Default)]
+type Values = HashMap<String, Arc<[u8]>>;
+
+/// A store for the threads of one process. Clones are the same store. A forked child cannot use it.
+#[derive(Clone)]
 pub struct MemoryStore {
-    values: Arc<Mutex<HashMap<String, Arc<[u8]>>>>,
+    owner: Owner,
+    values: Arc<Mutex<Values>>,
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self { owner: Owner::current(), values: Arc::default() }
+    }
 }
 
 impl MemoryStore {
@@ -23,6 +33,11 @@ impl MemoryStore {
     /// The value under a name, without a copy.
     pub(super) fn get_shared(&self, name: &str) -> Option<Arc<[u8]>> {
         lock(&self.values).get(name).cloned()
+    }
+
+    fn values(&self) -> Result<MutexGuard<'_, Values>> {
+        check_owner(self.owner)?;
+        Ok(lock(&self.values))
     }
 }
 
@@ -43,17 +58,17 @@ pub(super) fn add_to(value: Option<&[u8]>, name: &str, amount: i64) -> Result<i6
 impl Store for MemoryStore {
     fn set(&self, name: &str, value: &[u8]) -> Result<()> {
         check(name, value)?;
-        lock(&self.values).insert(name.to_owned(), value.into());
+        self.values()?.insert(name.to_owned(), value.into());
         Ok(())
     }
 
     fn get(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        Ok(self.get_shared(name).map(|value| value.to_vec()))
+        Ok(self.values()?.get(name).map(|value| value.to_vec()))
     }
 
     fn add(&self, name: &str, amount: i64) -> Result<i64> {
         check(name, &[])?;
-        let mut values = lock(&self.values);
+        let mut values = self.values()?;
         let sum = add_to(values.get(name).map(|value| &**value), name, amount)?;
         values.insert(name.to_owned(), sum.to_le_bytes().as_slice().into());
         Ok(sum)
@@ -61,12 +76,12 @@ impl Store for MemoryStore {
 
     fn set_once(&self, name: &str, value: &[u8]) -> Result<Vec<u8>> {
         check(name, value)?;
-        let mut values = lock(&self.values);
+        let mut values = self.values()?;
         Ok(values.entry(name.to_owned()).or_insert_with(|| value.into()).to_vec())
     }
 
     fn delete(&self, name: &str) -> Result<()> {
-        lock(&self.values).remove(name);
+        self.values()?.remove(name);
         Ok(())
     }
 }

@@ -9,6 +9,8 @@ mod tcp;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use evenkeel_transport::Owner;
+
 use crate::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result, format_duration};
 
@@ -136,6 +138,16 @@ pub fn open(address: &str, timeout: Duration) -> Result<Arc<dyn Store>> {
     Err(Error::argument(format!(
         "{address:?} is not a store: use file:/folder, tcp://host:port, redis://host:port or rediss://host:port"
     )))
+}
+
+/// A forked child shares its parent's connections, and has a copy of its memory. What it would write, others would not read.
+fn check_owner(owner: Owner) -> Result<()> {
+    if owner.is_parent() {
+        return Err(Error::of_store(
+            "this process was forked from the one that opened the store: open one here, or call from the parent",
+        ));
+    }
+    Ok(())
 }
 
 fn check(name: &str, value: &[u8]) -> Result<()> {

@@ -6,14 +6,17 @@ use std::time::Duration;
 
 use redis::{Client, Cmd, Connection, FromRedisValue, TlsCertificates};
 
-use super::{Store, check};
+use super::{Store, check, check_owner};
+use evenkeel_transport::Owner;
 use evenkeel_transport::sync::lock;
 
 use crate::error::{Error, Result, format_duration};
 use crate::job_stream;
 
-/// A store in an existing Redis server. Values stay after all ranks have left: use a prefix for each job.
+/// A store in an existing Redis server. Values stay after all ranks have left: use a prefix for each job. A forked child cannot use
+/// it.
 pub struct RedisStore {
+    owner: Owner,
     address: String,
     connection: Mutex<Connection>,
 }
@@ -62,10 +65,12 @@ impl RedisStore {
         let connection = client.get_connection_with_timeout(timeout).map_err(failed)?;
         connection.set_read_timeout(Some(timeout)).map_err(failed)?;
         connection.set_write_timeout(Some(timeout)).map_err(failed)?;
-        Ok(Self { address: address.to_owned(), connection: Mutex::new(connection) })
+        let (owner, connection) = (Owner::current(), Mutex::new(connection));
+        Ok(Self { owner, address: address.to_owned(), connection })
     }
 
     fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
+        check_owner(self.owner)?;
         let result = command.query(&mut *lock(&self.connection));
         result.map_err(|error| Error::of_store(format!("Redis at {}: {error}", self.address)))
     }

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use evenkeel_transport::keep_from_children;
 use rustix::event::{Timespec, epoll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
 use rustls::pki_types::ServerName;
@@ -123,6 +124,7 @@ impl TlsEndpoint {
         let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+        keep_from_children(&socket);
         if self.address.is_ipv4() == to.is_ipv4() {
             bind(&socket, &SocketAddr::new(self.address.ip(), 0))?;
         }

@@ -6,9 +6,10 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use evenkeel_tls::JobIdentity;
+use evenkeel_transport::Owner;
 use evenkeel_transport::sync::lock;
 
-use super::super::{Store, check};
+use super::super::{Store, check, check_owner};
 use super::{ADD, AWAIT_CHANGE, DELETE, GET, GET_MANY, MAX_BYTES, NO_VALUE, SET, SET_ONCE, VALUE};
 use crate::backoff::Backoff;
 use crate::codec::{Reader, put};
@@ -24,8 +25,9 @@ const MAX_SERVER_WAIT: Duration = Duration::from_secs(10);
 /// How much later than asked the server may end a wait: it looks now and then, and may be busy.
 const MAX_LATENESS: Duration = Duration::from_secs(1);
 
-/// A store that a [`TcpStoreServer`](super::TcpStoreServer) serves.
+/// A store that a [`TcpStoreServer`](super::TcpStoreServer) serves. A forked child cannot use it.
 pub struct TcpStore {
+    owner: Owner,
     server: String,
     timeout: Duration,
     identity: Option<JobIdentity>,
@@ -50,7 +52,8 @@ impl TcpStore {
     ) -> Result<Self> {
         let connection = connect(identity.as_ref(), server, timeout)?;
         let connections = Mutex::new(vec![connection]);
-        Ok(Self { server: server.to_owned(), timeout, identity, connections })
+        let (owner, server) = (Owner::current(), server.to_owned());
+        Ok(Self { owner, server, timeout, identity, connections })
     }
 
     fn request(&self, operation: u8, name: &str, value: &[u8]) -> Result<Option<Vec<u8>>> {
@@ -65,6 +68,7 @@ impl TcpStore {
         name: &str,
         value: &[u8],
     ) -> Result<Option<Vec<u8>>> {
+        check_owner(self.owner)?;
         let mut request = vec![operation];
         put(&mut request, name.as_bytes());
         put(&mut request, value);

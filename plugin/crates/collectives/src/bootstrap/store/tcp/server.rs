@@ -11,6 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use evenkeel_tls::JobIdentity;
+use evenkeel_transport::Owner;
 use rustix::event::{Timespec, epoll};
 
 use super::super::{MAX_VALUE, MemoryStore, Store, check};
@@ -34,8 +35,9 @@ const MAX_WAIT: Duration = Duration::from_secs(3600);
 /// The listener's token among the events.
 const LISTENER: u64 = 0;
 
-/// Serves a store to all ranks until it is dropped. Usually rank 0 runs it.
+/// Serves a store to all ranks until it is dropped. Usually rank 0 runs it. Dropping it in a forked child does nothing.
 pub struct TcpStoreServer {
+    owner: Owner,
     address: SocketAddr,
     stopping: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -72,7 +74,7 @@ impl TcpStoreServer {
             let work = move || server.run(&stopping);
             thread::Builder::new().name("evenkeel-store".to_owned()).spawn(work).map_err(failed)?
         };
-        Ok(Self { address, stopping, thread: Some(thread) })
+        Ok(Self { owner: Owner::current(), address, stopping, thread: Some(thread) })
     }
 
     /// The address at which it serves.
@@ -83,6 +85,11 @@ impl TcpStoreServer {
 
 impl Drop for TcpStoreServer {
     fn drop(&mut self) {
+        if self.owner.is_parent() {
+            // The thread is the parent's, and serves on.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         self.stopping.store(true, Ordering::Relaxed);
         // Wakes the thread. If this fails, it checks after the poll interval.
         let _ = TcpStream::connect_timeout(&self.address, POLL_INTERVAL);
