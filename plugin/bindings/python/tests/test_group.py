@@ -372,6 +372,25 @@ class Failures(unittest.TestCase):
                     self.assertNotEqual(ran.returncode, 0)
                     self.assertIn(wanted, ran.stderr.splitlines()[-1])
 
+    def test_process_listens_at_the_ports_that_are_set(self):
+        program = (
+            "import evenkeel, os, sys\n"
+            "group = evenkeel.init(evenkeel.MemoryStore(), 0, 1, transport=sys.argv[1])\n"
+            "sockets = {os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{fd}')}\n"
+            "for name in ('tcp', 'tcp6'):\n"
+            "    for row in open(f'/proc/net/{name}').readlines()[1:]:\n"
+            "        _, local, _, state, *_, = row.split()\n"
+            "        if state == '0A' and f'socket:[{row.split()[9]}]' in sockets: print(int(local.rpartition(':')[2], 16))\n"
+        )
+        ports = range(29_880, 29_900)
+        for transport, listeners in (("shm", 1), ("tcp:lo", 2)):
+            with self.subTest(transport):
+                variables = os.environ | {"EVENKEEL_PORTS": f"{ports[0]}-{ports[-1]}"}
+                command = [sys.executable, "-c", program, transport]
+                ran = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=True)
+                taken = [int(port) for port in ran.stdout.split()]
+                self.assertEqual((len(taken), [port for port in taken if port not in ports]), (listeners, []))
+
     def test_timeout_names_ranks_that_do_not_join(self):
         with self.assertRaises(evenkeel.TimeoutError) as caught:
             evenkeel.init(evenkeel.MemoryStore(), 0, 3, transport="shm", timeout=0.3)
@@ -429,6 +448,21 @@ class Failures(unittest.TestCase):
                 group.allreduce(np.zeros(3 + group.rank))
 
         threads(2, work)
+
+    def test_different_lengths_of_an_all_to_all_are_a_mismatch_on_all_ranks(self):
+        def work(group):
+            sent, received = [1] * group.size, [1] * group.size
+            if group.rank == 0:
+                received[1] = 3
+            text = "rank 1 .*it sent 8 bytes where 24 were expected"
+            with self.assertRaisesRegex(evenkeel.MismatchError, text):
+                group.alltoall(np.ones(sum(sent)), np.zeros(sum(received)), sent=sent, received=received)
+                # What the others were sent was right: they get the error of the first rank with their next call.
+                group.barrier()
+
+        for transport in TRANSPORTS:
+            with self.subTest(transport):
+                threads(3, work, transport)
 
     def test_killed_rank_is_lost(self):
         program = (

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind as IoErrorKind, Read, Write};
-use std::net::{Ipv6Addr, TcpListener};
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
@@ -18,7 +18,7 @@ use super::failure::GroupFailure;
 use super::frame::{
     ALIVE, FAILED, HEADER_BYTES, PROBE, REPORT_FAILURE, UNKNOWN, frame, is_complete,
 };
-use crate::accept::{ACCEPT_RETRY_DELAY, accept_all, prepare_listener};
+use crate::accept::{ACCEPT_RETRY_DELAY, accept_all, listen, ports, prepare_listener};
 use crate::codec::{Reader, put_list};
 use crate::error::{ErrorKind, Result};
 use crate::job_stream::{self, JobStream};
@@ -196,8 +196,10 @@ impl Responder {
     }
 
     fn start(identity: Option<JobIdentity>) -> io::Result<Arc<Self>> {
-        let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0))
-            .or_else(|_| TcpListener::bind(("0.0.0.0", 0)))?;
+        let ports = ports()?;
+        // Where the system has no IPv6, the error that counts is that of IPv4.
+        let listener = listen(Ipv6Addr::UNSPECIFIED.into(), ports.as_ref())
+            .or_else(|_| listen(Ipv4Addr::UNSPECIFIED.into(), ports.as_ref()))?;
         prepare_listener(&listener)?;
         let port = listener.local_addr()?.port();
         let owner = Owner::current();
@@ -308,7 +310,7 @@ fn run_responder(listener: &TcpListener, responder: &Weak<Responder>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::{Ipv4Addr, TcpStream};
+    use std::net::TcpStream;
 
     use evenkeel_transport::Settings;
 

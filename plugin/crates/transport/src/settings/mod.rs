@@ -774,6 +774,11 @@ impl Settings {
         self.wait_limit
     }
 
+    /// The ports to listen at; `None`: any.
+    pub fn ports(&self) -> Option<&RangeInclusive<u16>> {
+        self.ports.as_ref()
+    }
+
     /// Folder for the file that reports the start of the plugin; `None`: no file.
     pub fn status_folder(&self) -> Option<&Path> {
         self.status_folder.as_deref()

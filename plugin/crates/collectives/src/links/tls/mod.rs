@@ -8,7 +8,7 @@ mod certificates;
 mod stream;
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -20,6 +20,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_
 use rustls::pki_types::ServerName;
 use rustls::{ClientConnection, Connection};
 
+use crate::accept::{listen, ports};
 use crate::error::{Error, Result};
 use crate::links::link::{
     Endpoint, HEADER_BYTES, Header, Incoming, LinkError, Outgoing, Submitted,
@@ -85,7 +86,7 @@ impl Tls {
     pub(crate) fn endpoint(&self) -> Result<Box<dyn Endpoint>> {
         let host = self.tcp.ip();
         let failed = |error: std::io::Error| Error::system("TLS", error);
-        let listener = TcpListener::bind((host, 0)).map_err(failed)?;
+        let listener = ports().and_then(|ports| listen(host, ports.as_ref())).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let acceptor =
             Acceptor::open(listener, Arc::clone(&self.certificates.server)).map_err(failed)?;
