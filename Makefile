@@ -1,4 +1,4 @@
-# Every target calls one program; `make help` lists them.
+# Every target calls one program, and variables choose what it does; `make help` lists them.
 .DEFAULT_GOAL := help
 GO := go
 export GOTOOLCHAIN := local
@@ -21,30 +21,22 @@ check: ## What a change most often breaks, in minutes: formatting, vet, clippy, 
 	@$(GO) run ./hack/ci/check quick
 
 .PHONY: test
-test: ## All tests (root; STAGE="unit operator" for some of them, SINCE=main for what changes since then affect, KUBERNETES=1.30 with STAGE=operator)
+test: ## All tests (root; STAGE="unit operator" for some, STAGE=all for the long ones too; SINCE=main, KUBERNETES=1.30 with STAGE=operator; ROUNDS=10 LOAD=5 looks for flaky tests)
 	@echo "compiling the test runner (a minute or two the first time)"
-	@$(GO) run ./hack/ci/check $(STAGE) $(if $(SINCE),--since $(SINCE)) $(if $(KUBERNETES),--kubernetes $(KUBERNETES)) $(if $(PARALLEL),--parallel $(PARALLEL)) $(if $(FAIL_FAST),--fail-fast)
+	@$(GO) run ./hack/ci/check $(if $(ROUNDS),flakes) $(if $(filter all,$(STAGE)),--all,$(STAGE)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(LOAD),--load $(LOAD)) $(if $(SINCE),--since $(SINCE)) $(if $(KUBERNETES),--kubernetes $(KUBERNETES)) $(if $(PARALLEL),--parallel $(PARALLEL)) $(if $(FAIL_FAST),--fail-fast)
 
-.PHONY: flakes
-flakes: ## Run the tests of stages many times beside load, and list those that ever failed (STAGE=unit N=10 LOAD=5)
-	@$(GO) run ./hack/ci/check flakes $(STAGE) $(if $(N),--rounds $(N)) $(if $(LOAD),--load $(LOAD))
-
-.PHONY: test-release
-test-release: ## What runs before a release: all tests, and the stages kueue, kinds, torch, aarch64 and walk, which `test` leaves out
-	@$(GO) run ./hack/ci/check --all
-
-.PHONY: bench bench-list
-bench: ## Measure an experiment into docs/results/ (all of them, or EXPERIMENT=tcp; ROUNDS=5, ONLY=REGEXP, AGAINST=COMMIT, BENCH="--quick"; root for networks)
-	$(GO) run ./hack/bench run $(or $(EXPERIMENT),all) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only '$(ONLY)') $(if $(AGAINST),--against $(AGAINST)) $(BENCH)
-bench-list: ## The experiments and their cases
+.PHONY: bench
+bench: ## Measure an experiment into docs/results/ (all of them, or EXPERIMENT=tcp; EXPERIMENT=list names them; ROUNDS=5, ONLY=REGEXP, AGAINST=COMMIT, BENCH="--quick"; root for networks)
+ifeq ($(EXPERIMENT),list)
 	@$(GO) run ./hack/bench list
-
-.PHONY: bench-preflight
-bench-preflight: ## Check 5,000 pretend nodes into docs/results/; takes an hour of a quiet machine
+else ifeq ($(EXPERIMENT),preflight)
 	KUBEBUILDER_ASSETS=$$($(GO) run ./hack/cluster tool envtest) $(GO) test ./operator/test/preflight -run '^TestScale$$' -v -timeout 120m \
 		-scale 5000 -scale-pods 100000 -scale-run 20s -scale-results docs/results/preflight.md
 	KUBEBUILDER_ASSETS=$$($(GO) run ./hack/cluster tool envtest) $(GO) test ./operator/test/integration -run XXX -bench Webhook -benchtime 3000x \
 		-webhook-pods 20000 -webhook-results docs/results/preflight.md
+else
+	$(GO) run ./hack/bench run $(or $(EXPERIMENT),all) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only '$(ONLY)') $(if $(AGAINST),--against $(AGAINST)) $(BENCH)
+endif
 
 .PHONY: soak
 soak: ## Many connections under faults for 30 minutes, every byte checked (root; DURATION=2m and SEED=7 for others)
@@ -55,10 +47,6 @@ soak: ## Many connections under faults for 30 minutes, every byte checked (root;
 fuzz: ## Feed each parser of what peers send with inputs that reach new code, 1 minute each (DURATION=2m, TARGET=verdict, PARALLEL=2; INPUT=FILE once)
 	@$(GO) run ./hack/ci/fuzz $(if $(DURATION),--duration $(DURATION)) $(if $(TARGET),--target $(TARGET)) $(if $(PARALLEL),--parallel $(PARALLEL)) $(if $(INPUT),--input $(INPUT))
 
-.PHONY: gpu
-gpu: ## Real NCCL over the plugin on one GPU, into docs/results/gpu.md (GPU="--quick" for less)
-	$(GO) run ./hack/bench run gpu $(GPU)
-
 .PHONY: lint
 lint: ## Formatters and linters of every language, and the links of Markdown files
 	@$(GO) run ./hack/ci/check lint
@@ -67,23 +55,24 @@ lint: ## Formatters and linters of every language, and the links of Markdown fil
 docs: ## Write the generated pages of docs/, and build the book with search into dist/docs/
 	@$(GO) run ./hack/ci/docs
 
-.PHONY: images images-nccl-tests
-images: ## Build the container images with buildah, that of nccl-tests too (NCCL_TESTS=no leaves it out, NCCL_TESTS=DIR has its source)
+.PHONY: images
+images: ## Build the container images with buildah (NCCL_TESTS=no leaves out NVIDIA's nccl-tests, NCCL_TESTS=DIR has its source, NCCL_TESTS=only builds nothing else)
+ifneq ($(NCCL_TESTS),only)
 	$(GO) run ./hack/ci/images all
-	$(if $(filter no,$(NCCL_TESTS)),,$(GO) run ./hack/ci/images nccl-tests $(if $(NCCL_TESTS),--source $(NCCL_TESTS)))
-images-nccl-tests: ## Build only that of NVIDIA's nccl-tests, from its source and wheels of PyPI (10 to 20 minutes)
-	$(GO) run ./hack/ci/images nccl-tests $(if $(NCCL_TESTS),--source $(NCCL_TESTS))
+endif
+ifneq ($(NCCL_TESTS),no)
+	$(GO) run ./hack/ci/images nccl-tests $(addprefix --source ,$(filter-out only,$(NCCL_TESTS)))
+endif
 
 .PHONY: wheel
 wheel: ## Build the Python package, with the plugin and evenkeel-run in it, into dist/wheel/
 	@$(GO) run ./hack/ci/wheel
 
-.PHONY: release release-verify audit
-RELEASE_FLAGS = --version $(VERSION) $(if $(PLATFORMS),--platforms $(PLATFORMS)) $(if $(REGISTRY),--registry $(REGISTRY)) $(if $(DOWNLOADS),--downloads $(DOWNLOADS)) $(if $(NCCL_TESTS),--nccl-tests $(NCCL_TESTS))
-release: ## All that a version publishes, into dist/release/VERSION (VERSION=0.1.0; PLATFORMS, REGISTRY, DOWNLOADS, NCCL_TESTS, KEY, KEYLESS=1: docs/releasing.md; root)
-	$(GO) run ./hack/ci/release build $(RELEASE_FLAGS) $(if $(KEY),--key $(KEY)) $(if $(KEYLESS),--keyless)
-release-verify: ## The same again from a clone elsewhere, compared with dist/release/VERSION byte by byte (VERSION=0.1.0; root)
-	$(GO) run ./hack/ci/release verify $(RELEASE_FLAGS)
+.PHONY: release
+release: ## All that a version publishes, into dist/release/VERSION (VERSION=0.1.0; PLATFORMS, REGISTRY, DOWNLOADS, NCCL_TESTS, KEY, KEYLESS=1; VERIFY=1 builds it again and compares; root)
+	$(GO) run ./hack/ci/release $(if $(VERIFY),verify,build) --version $(VERSION) $(if $(PLATFORMS),--platforms $(PLATFORMS)) $(if $(REGISTRY),--registry $(REGISTRY)) $(if $(DOWNLOADS),--downloads $(DOWNLOADS)) $(if $(NCCL_TESTS),--nccl-tests $(NCCL_TESTS)) $(if $(KEY),--key $(KEY)) $(if $(KEYLESS),--keyless)
+
+.PHONY: audit
 audit: ## Licences, known vulnerabilities and sources of all dependencies (OFFLINE=1 leaves out the databases of vulnerabilities)
 	$(GO) run ./hack/ci/audit $(if $(OFFLINE),--offline)
 
@@ -93,10 +82,6 @@ generate: ## Generated code, manifests (CRDs, deep copies), pages of docs/ and f
 	$(GO) run ./hack/ci/docs generate
 	$(GO) run ./hack/bench readme
 
-.PHONY: cluster-up cluster-down cluster-status
-cluster-up: ## Start the local cluster that the demo uses
-	$(GO) run ./hack/cluster up --name local
-cluster-down: ## Stop it and remove everything it made
-	$(GO) run ./hack/cluster down --name local
-cluster-status: ## What of it runs
-	$(GO) run ./hack/cluster status --name local
+.PHONY: cluster
+cluster: ## The local cluster that the demo uses (ACTION=up, down or status, the default)
+	$(GO) run ./hack/cluster $(or $(ACTION),status) --name local

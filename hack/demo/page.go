@@ -53,7 +53,7 @@ func next(out io.Writer, cluster *env.Cluster, result *jobResult, plugin string)
 	p("  export KUBECONFIG=%s PATH=%s:%s:$PATH\n", cluster.Kubeconfig, filepath.Dir(plugin), filepath.Dir(cluster.KubectlPath()))
 	p("  kubectl get networkprofiles,nodehealth,netcheck -A\n  kubectl -n %s get pytorchjobs,pods,events\n  kubectl -n %s logs %s\n  kubectl evenkeel --help\n", namespace, namespace, result.master.pod.Name)
 	if cluster.Local != nil {
-		p("  slow a link yourself: go run ./hack/cluster link %s %s --name local\n  stop the cluster: make cluster-down\n", slowNode, slowRate)
+		p("  slow a link yourself: go run ./hack/cluster link %s %s --name local\n  stop the cluster: make cluster ACTION=down\n", slowNode, slowRate)
 	}
 }
 

@@ -26,7 +26,7 @@ func onGPU() experiment.Experiment {
 			"every element. NCCL's log names the network of every rank, and a run over another one fails. NCCL_ and EVENKEEL_ settings of the environment are ignored.\n\n" +
 			"Ranks share the GPU by time slicing: a rank that waits for a peer holds the GPU until its slice ends, and only then the peer continues. So figures compare\n" +
 			"the ways, and are no measure of what any can carry. With NVIDIA's MPS kernels run at the same time. It is started before:\n" +
-			"`export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps; nvidia-cuda-mps-control -d; make gpu`. Times are medians of a run's all-reduces of float32, sum.",
+			"`export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps; nvidia-cuda-mps-control -d; make bench EXPERIMENT=gpu`. Times are medians of a run's all-reduces of float32, sum.",
 		Notes:  "In the middle of a run a rank is killed (SIGKILL), and in another one a reduction server. All ranks that are left must get an error from NCCL, and exit.",
 		Rounds: 5, QuickRounds: 1, Checks: true,
 		Open: open,

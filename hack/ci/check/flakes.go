@@ -14,7 +14,7 @@ import (
 	"evenkeel.dev/evenkeel/hack/ci/check/schedule"
 )
 
-// flakesOptions are those of `make flakes`.
+// flakesOptions are the options of `make test ROUNDS=...`.
 type flakesOptions struct {
 	rounds, load, parallel int
 }
