@@ -104,7 +104,7 @@ spec:
   server: {cpu: "4", tolerations: [{key: pool, value: old}]}
 `
 
-// renamed are the fields that later versions call otherwise (CHANGELOG.md). They are lost when a later version writes the object.
+// renamed are the fields that later versions call otherwise. They are lost when a later version writes the object.
 var renamed = []string{
 	"NetworkCheckPolicy spec.check.runner.resources.cpu", "NetworkCheckPolicy spec.check.runner.resources.memory", "NetworkCheckPolicy spec.check.ttlSecondsAfterFinished",
 	"ReductionService spec.workloadRef.apiVersion",
