@@ -208,8 +208,8 @@ func TestValidatingWebhookRefusesNothing(t *testing.T) {
 	}
 }
 
-// TestInjectionByPolicyHasNoWebhook: no webhook, no certificate and no Service that the API server calls; and what the API server
-// cannot evaluate refuses only pods that ask for Evenkeel.
+// TestInjectionByPolicyHasNoWebhook: no webhook, no certificate and no Service that the API server calls; and what the
+// API server cannot evaluate refuses only pods that ask for Evenkeel.
 func TestInjectionByPolicyHasNoWebhook(t *testing.T) {
 	t.Parallel()
 	objects := render(t, "evenkeel", "--kube-version=1.36", "--set", "injection.mode=MutatingAdmissionPolicy,networkPolicy.enabled=true,webhook.certs.source=Supplied")
@@ -430,8 +430,8 @@ func TestPermissionsAreNarrow(t *testing.T) {
 	for _, resource := range []string{"jobs", "mpijobs", "services", "configmaps"} {
 		writes[resource] = []string{""}
 	}
-	// With reduction servers these in every namespace too, under the eyes of an admission policy, and nothing else with them. With the
-	// webhook, which names the keys of jobs, Secrets alone.
+	// With reduction servers these in every namespace too, under the eyes of an admission policy, and nothing else with
+	// them. With the webhook, which names the keys of jobs, Secrets alone.
 	everywhere := map[string][]string{
 		"secrets": {"create"}, "services": {"list", "watch", "create", "patch"}, "statefulsets": {"list", "watch", "create", "patch"},
 		"poddisruptionbudgets": {"list", "watch", "create", "patch"}, "networkpolicies": {"list", "watch", "create", "patch"},
@@ -569,8 +569,8 @@ func TestCRDsCanBeKeptOrLeftOut(t *testing.T) {
 
 func TestCleanupRunsBeforeAndAfterDelete(t *testing.T) {
 	t.Parallel()
-	// By event: the account, its roles and bindings, the guards with their bindings, and the Job. Argo CD takes an object for a hook of
-	// an event only if its annotation has that event and no other, and a Job needs all the others.
+	// By event: the account, its roles and bindings, the guards with their bindings, and the Job. Argo CD takes an object
+	// for a hook of an event only if its annotation has that event and no other, and a Job needs all the others.
 	want := map[string]int{"pre-delete": 4, "post-delete": 6 + 8}
 	got := map[string]int{}
 	events := map[string]string{"Job/evenkeel-cleanup": "post-delete", "Job/evenkeel-cleanup-check": "pre-delete"}
@@ -694,8 +694,8 @@ func alerts(t *testing.T, values ...string) map[string]map[string]any {
 	return all
 }
 
-// TestAlerts: each alert says what is wrong, and the manual says what to do about it. That the metrics exist is tested where they are
-// served.
+// TestAlerts: each alert says what is wrong, and the manual says what to do about it. That the metrics exist is tested
+// where they are served.
 func TestAlerts(t *testing.T) {
 	t.Parallel()
 	manual, err := os.ReadFile("../docs/operate.md")
@@ -814,8 +814,8 @@ func TestValuesSchemaErrors(t *testing.T) {
 	}
 }
 
-// TestWebhookCannotChangeItsConfiguration has what makes an account as good as the cluster's administrator: whoever may change a
-// webhook configuration can have all Secrets sent to him.
+// TestWebhookCannotChangeItsConfiguration has what makes an account as good as the cluster's administrator: whoever may
+// change a webhook configuration can have all Secrets sent to him.
 func TestWebhookCannotChangeItsConfiguration(t *testing.T) {
 	t.Parallel()
 	for source, want := range map[string]string{"SelfManaged": "ClusterRole/evenkeel-certificates", "CertManager": "", "Supplied": ""} {
@@ -1054,8 +1054,8 @@ func TestUserRoles(t *testing.T) {
 	}
 }
 
-// An API server reads a policy's parameters before it looks at whose request it is. Where the kind of the parameters is not
-// served, a policy that fails closed denies everybody's requests for the objects that it is about.
+// An API server reads a policy's parameters before it looks at whose request it is. Where the kind of the parameters is
+// not served, a policy that fails closed denies everybody's requests for the objects that it is about.
 func TestPoliciesThatFailClosedNeedNoForeignKind(t *testing.T) {
 	t.Parallel()
 	const mode = "injection.mode=MutatingAdmissionPolicy"

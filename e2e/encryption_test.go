@@ -26,7 +26,8 @@ const zeroes = "exec evenkeel-bench allreduce -b 4M -e 4M -n 1000000 -N 0 --chec
 // What nobody knows who does not have the key: encrypted bytes have no such run.
 var readable = make([]byte, 512)
 
-// A capture on a node has the elements of a job in clear, and none of an encrypted one. The key of that is nowhere but in its Secret.
+// A capture on a node has the elements of a job in clear, and none of an encrypted one. The key of that is nowhere but
+// in its Secret.
 func TestNothingOfEncryptedJobIsReadableOnTheNetwork(t *testing.T) {
 	ctx := testContext(t)
 	if err := toolbox.EnsurePrograms(ctx, os.Stderr, []toolbox.Program{{Name: "tcpdump", Package: "tcpdump"}}); err != nil {

@@ -42,8 +42,8 @@ func gatePolicy(ctx context.Context, t *testing.T, name string) *evenkeel.Networ
 	return policy
 }
 
-// A job is gated before it has a pod, as many nodes are checked as it needs, and it starts on those that passed. The next job uses
-// their results.
+// A job is gated before it has a pod, as many nodes are checked as it needs, and it starts on those that passed. The
+// next job uses their results.
 func TestGateHoldsJobUntilItsNodesPass(t *testing.T) {
 	ctx := testContext(t)
 	policy := gatePolicy(ctx, t, "gate")

@@ -75,7 +75,8 @@ func TestNVSentinelIsToldByTheChartsBridge(t *testing.T) {
 	}
 }
 
-// The image of the check, as the init container that NVSentinel adds: two pods on two hosts wait for each other, measure, and start.
+// The image of the check, as the init container that NVSentinel adds: two pods on two hosts wait for each other,
+// measure, and start.
 func TestNVSentinelCheckOfAGangStartsIt(t *testing.T) {
 	ctx := testContext(t)
 	server, target := connector(t)

@@ -18,8 +18,8 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// Without a webhook, by the API server's own policies, on real kubelets: pods wait until their nodes are proven, find the plugin, and
-// a job of two nodes runs over it.
+// Without a webhook, by the API server's own policies, on real kubelets: pods wait until their nodes are proven, find
+// the plugin, and a job of two nodes runs over it.
 func TestKindsByPolicyWithoutWebhook(t *testing.T) {
 	ctx := testContext(t)
 	t.Cleanup(func() {

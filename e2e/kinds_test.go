@@ -21,12 +21,13 @@ import (
 
 // A jobKind is one way to run pods, under its real controller.
 type jobKind struct {
-	// manifest has the objects, without their namespace. POD stands for the spec of a pod that ends by itself, SERVER for that of
-	// one that does not end, and TRAINER for the first with the container's name that Trainer wants.
+	// manifest has the objects, without their namespace. POD stands for the spec of a pod that ends by itself, SERVER for
+	// that of one that does not end, and TRAINER for the first with the container's name that Trainer wants.
 	manifest string
 	// pods is the number of pods that have to get the plugin.
 	pods int
-	// suspended: the annotation is on the object, which is suspended until its nodes are proven. Of other kinds, the pods wait.
+	// suspended: the annotation is on the object, which is suspended until its nodes are proven. Of other kinds, the pods
+	// wait.
 	suspended bool
 	// queued: Kueue holds the pods.
 	queued bool
@@ -115,8 +116,8 @@ func (k jobKind) objects(t *testing.T, namespace string) []*unstructured.Unstruc
 	return all
 }
 
-// Every kind of job under its real controller: it is annotated, held until its nodes are proven, released, and its pods have the
-// plugin's files and variables. The containers do not train: a stand-in looks for the plugin.
+// Every kind of job under its real controller: it is annotated, held until its nodes are proven, released, and its pods
+// have the plugin's files and variables. The containers do not train: a stand-in looks for the plugin.
 func TestKindsAreHeldReleasedAndInjected(t *testing.T) {
 	ctx := testContext(t)
 	policy := gatePolicy(ctx, t, "kinds")
@@ -150,7 +151,8 @@ func TestKindsAreHeldReleasedAndInjected(t *testing.T) {
 		jobKinds[name] = kind
 	}
 	each("held", func(t *testing.T, k jobKind, ns string) { k.isHeld(t, ns) })
-	// A gate's mark alone holds nothing. By now every other kind has been seen waiting too, and each controller had the time to start pods.
+	// A gate's mark alone holds nothing. By now every other kind has been seen waiting too, and each controller had the
+	// time to start pods.
 	each("no pod started", func(t *testing.T, k jobKind, ns string) {
 		started, err := startedPods(t.Context(), ns)
 		if err != nil || len(started) > 0 {
@@ -273,7 +275,8 @@ func (k jobKind) isReleased(t *testing.T, ns string) {
 	if k.queued {
 		return // Kueue's conditions say why it started, which other tests read
 	}
-	// Of jobs that are held at the same time, some wait for others to have their nodes proven, and find nothing left to check.
+	// Of jobs that are held at the same time, some wait for others to have their nodes proven, and find nothing left to
+	// check.
 	started := []string{"EvenkeelNetworkProven", "EvenkeelNothingToCheck"}
 	eventually(ctx, t, "an Event says why it started", func(ctx context.Context) (bool, error) {
 		var list corev1.EventList

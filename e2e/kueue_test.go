@@ -84,7 +84,8 @@ func workload(ctx context.Context, namespace string) (status kueueStatus, there 
 	return status, len(status.AdmissionChecks) > 0, err
 }
 
-// The real Kueue reserves a job's quota, waits for Evenkeel's AdmissionCheck, and starts the job when its nodes have passed.
+// The real Kueue reserves a job's quota, waits for Evenkeel's AdmissionCheck, and starts the job when its nodes have
+// passed.
 func TestKueueAdmitsJobWhenItsNodesPass(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)
 	t.Cleanup(func() {
@@ -275,8 +276,8 @@ func newTopologyQueue(ctx context.Context, t *testing.T, ns string) *evenkeel.Ne
 	return policy
 }
 
-// The real Kueue counts the attempts of a workload that has to have a node that failed, waits between them, and goes on admitting
-// when the policy is gone.
+// The real Kueue counts the attempts of a workload that has to have a node that failed, waits between them, and goes on
+// admitting when the policy is gone.
 func TestKueueRetriesAndPolicyDeletion(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)
 	policy := newTopologyQueue(ctx, t, ns)
@@ -356,8 +357,8 @@ spec:
           securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
 `
 
-// The real Kueue replaces a host of a running job by Evenkeel's taint. The job keeps its pods until one of them fails on that host;
-// then that pod alone moves, and the workload stays admitted.
+// The real Kueue replaces a host of a running job by Evenkeel's taint. The job keeps its pods until one of them fails
+// on that host; then that pod alone moves, and the workload stays admitted.
 func TestKueueReplacesTheFailedNodeOfARunningJob(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)
 	policy := newTopologyQueue(ctx, t, ns)
@@ -482,8 +483,8 @@ spec:
           securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
 `
 
-// Kueue gives a job that nobody annotated a node that failed, if it fits: nothing keeps it off. With the policy's taint it does not, and
-// the job runs as soon as another node fits.
+// Kueue gives a job that nobody annotated a node that failed, if it fits: nothing keeps it off. With the policy's taint
+// it does not, and the job runs as soon as another node fits.
 func TestKueueSteersUnannotatedJobs(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)
 	policy := newTopologyQueue(ctx, t, ns)

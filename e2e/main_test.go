@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package e2e tests Evenkeel on a real cluster: real kubelets and containers, the real training-operator and mpi-operator,
-// the chart as users install it.
+// Package e2e tests Evenkeel on a real cluster: real kubelets and containers, the real training-operator and
+// mpi-operator, the chart as users install it.
 package e2e
 
 import (
@@ -20,8 +20,8 @@ import (
 // cluster is shared by all tests of this package.
 var cluster *env.Cluster
 
-// withKueue installs Kueue too, withKinds the controllers of further kinds of jobs, and withTorch makes the image with PyTorch. Tests with
-// build tags of their own set them.
+// withKueue installs Kueue too, withKinds the controllers of further kinds of jobs, and withTorch makes the image with
+// PyTorch. Tests with build tags of their own set them.
 var withKueue, withKinds, withTorch bool
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }

@@ -57,8 +57,8 @@ func pretendGPUs(ctx context.Context, t *testing.T) {
 	offer("the nodes offer GPUs", gpusEachNode)
 }
 
-// A check has requested all GPUs of its nodes. A job's pod that needs one of them gets it from the scheduler at once, and the check
-// blames nobody.
+// A check has requested all GPUs of its nodes. A job's pod that needs one of them gets it from the scheduler at once,
+// and the check blames nobody.
 func TestPreflightGivesNodeBackToJob(t *testing.T) {
 	ctx := testContext(t)
 	pretendGPUs(ctx, t)

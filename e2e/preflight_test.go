@@ -97,14 +97,15 @@ func smallMessages() evenkeel.SweepSpec {
 	return evenkeel.SweepSpec{MinBytes: &size, MaxBytes: &size, Iterations: &iterations}
 }
 
-// slowThresholds find cards at a tenth of their rate. Other work of the processors halves the rate of healthy ones now and then.
+// slowThresholds find cards at a tenth of their rate. Other work of the processors halves the rate of healthy ones now
+// and then.
 func slowThresholds() evenkeel.ThresholdSpec {
 	percent := int32(40)
 	return evenkeel.ThresholdSpec{MinPercentOfMedian: &percent}
 }
 
-// quickPairs runs the stage Pairs alone, with small messages. It sets the minimum bandwidth, as a first round in which all pairs are slow
-// has no other reference.
+// quickPairs runs the stage Pairs alone, with small messages. It sets the minimum bandwidth, as a first round in which
+// all pairs are slow has no other reference.
 func quickPairs(spec *evenkeel.NetworkCheckSpec) {
 	minimum := resource.MustParse("7M")
 	spec.Stages = []evenkeel.Stage{evenkeel.StagePairs}
@@ -337,7 +338,8 @@ func TestPreflightMissingImageIsNotAFailure(t *testing.T) {
 // unmarked are nodes without a policy.
 var unmarked = map[string]string{"n1": "", "n2": "", "n3": "", "n4": ""}
 
-// awaitMarks waits until the nodes have these marks: the condition's status, the label's value, and whether they are tainted.
+// awaitMarks waits until the nodes have these marks: the condition's status, the label's value, and whether they are
+// tainted.
 func awaitMarks(ctx context.Context, t *testing.T, what string, want map[string]string) {
 	t.Helper()
 	var marks map[string]string
@@ -369,7 +371,8 @@ func awaitMarks(ctx context.Context, t *testing.T, what string, want map[string]
 	})
 }
 
-// A policy checks nodes that are new to it and marks those that fail, and jobs avoid them. Deleting the policy removes the marks.
+// A policy checks nodes that are new to it and marks those that fail, and jobs avoid them. Deleting the policy removes
+// the marks.
 func TestPreflightJobsAvoidFailedNodes(t *testing.T) {
 	ctx := testContext(t)
 	slow(t, cardRate, "n1", "n3", "n4")

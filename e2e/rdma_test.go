@@ -19,8 +19,8 @@ import (
 
 const hca = "rdma/hca_shared_devices_a"
 
-// pretendHCAs registers shared RDMA devices that do not exist at every node, as the RDMA shared device plugin does with real ones,
-// until the test ends.
+// pretendHCAs registers shared RDMA devices that do not exist at every node, as the RDMA shared device plugin does with
+// real ones, until the test ends.
 func pretendHCAs(ctx context.Context, t *testing.T) {
 	t.Helper()
 	device := func(what, want string) {
@@ -86,7 +86,8 @@ func TestRDMADeviceOfEveryNodeIsRequested(t *testing.T) {
 			return sums(ctx, ns, strings.TrimSuffix(service.Status.Endpoints[0], ":7470"))
 		})
 	})
-	// The devices do not exist, so no node may pass. As all nodes fail, the plugin or its settings are the more likely cause.
+	// The devices do not exist, so no node may pass. As all nodes fail, the plugin or its settings are the more likely
+	// cause.
 	t.Run("check", func(t *testing.T) {
 		c := check(ctx, t, "pretend-rdma", func(spec *evenkeel.NetworkCheckSpec) {
 			asJobs(spec)

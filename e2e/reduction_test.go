@@ -150,8 +150,8 @@ func TestReductionLostServerIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitJob(ctx, t, ns, "Failed")
-	// The line about joining names all servers. Lines about one server must be about the lost one, even where the other server
-	// reported the loss.
+	// The line about joining names all servers. Lines about one server must be about the lost one, even where the other
+	// server reported the loss.
 	named := false
 	for line := range strings.Lines(logs(ctx, ns, "train-master-0") + logs(ctx, ns, "train-worker-0")) {
 		if !strings.Contains(line, "reduction server ") {
@@ -190,8 +190,8 @@ func sums(ctx context.Context, namespace, host string) (bool, error) {
 	return false, nil
 }
 
-// rejectsOtherKeys joins the job's servers with one more rank, which has a communicator of its own. It runs in the master's pod,
-// which can reach them.
+// rejectsOtherKeys joins the job's servers with one more rank, which has a communicator of its own. It runs in the
+// master's pod, which can reach them.
 func rejectsOtherKeys(ctx context.Context, t *testing.T, namespace string) {
 	t.Helper()
 	for _, test := range []struct {

@@ -21,14 +21,15 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// alltoall goes on until the pod is stopped. Each rank sends to all others, so that a card can be told from the path to one peer.
+// alltoall goes on until the pod is stopped. Each rank sends to all others, so that a card can be told from the path to
+// one peer.
 const alltoall = "exec evenkeel-bench collective --transport tcp --elements 200000 --no-verify --iteration-time 3600s alltoall"
 
 // The rates of a card: low, so that the processors that all nodes share do not set the pace.
 const cardRate, slowRate = "80mbit", "8mbit"
 
-// A node's card becomes slow while a job runs. The job names the node, and when it has ended a check confirms that. The next job runs
-// elsewhere.
+// A node's card becomes slow while a job runs. The job names the node, and when it has ended a check confirms that. The
+// next job runs elsewhere.
 func TestSuspectIsNamedConfirmedAndAvoided(t *testing.T) {
 	ctx := testContext(t)
 	const guilty = "n3"

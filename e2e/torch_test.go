@@ -18,8 +18,8 @@ import (
 
 func init() { withTorch = true }
 
-// TestTorchTrains: PyTorch trains over backend evenkeel in an image that holds nothing of Evenkeel, on two nodes, whichever way the
-// package came into the pods. The script is the demo's.
+// TestTorchTrains: PyTorch trains over backend evenkeel in an image that holds nothing of Evenkeel, on two nodes,
+// whichever way the package came into the pods. The script is the demo's.
 func TestTorchTrains(t *testing.T) {
 	root, err := toolbox.Root()
 	if err != nil {

@@ -42,8 +42,8 @@ func TestChartUpgradeKeepsWorking(t *testing.T) {
 	}
 }
 
-// Whoever deletes the namespace instead of the release leaves much behind, but nothing that refuses jobs. Those that wait start, and
-// kubectl evenkeel uninstall removes the rest.
+// Whoever deletes the namespace instead of the release leaves much behind, but nothing that refuses jobs. Those that
+// wait start, and kubectl evenkeel uninstall removes the rest.
 func TestNamespaceDeletionStartsGatedJobs(t *testing.T) {
 	ctx, ns := testContext(t), newNamespace(t)
 	if err := cluster.Client.DeleteAllOf(ctx, &evenkeel.NodeNetworkHealth{}); err != nil {

@@ -24,7 +24,8 @@ import (
 
 // The file's name puts this test last: it installs an earlier version of Evenkeel in the place of this one.
 
-// earlierCommit is the version that is upgraded from: chart and operator are from before the certificates had an account of their own.
+// earlierCommit is the version that is upgraded from: chart and operator are from before the certificates had an
+// account of their own.
 const earlierCommit = "88b103b"
 
 // earlierPolicy gates jobs, and no check of it can end: nobody has its image. All versions have its fields.
@@ -38,9 +39,9 @@ spec:
   check: {runner: {type: Bench, image: "registry.invalid/none:1"}}
 `
 
-// An earlier version is installed, and upgraded to this one, back, and again, with the controllers and webhooks of both. A job runs
-// through all of it. Jobs that are held stay so, whichever version held them, and start when their gate opens. At each moment a new
-// annotated job gets the plugin.
+// An earlier version is installed, and upgraded to this one, back, and again, with the controllers and webhooks of
+// both. A job runs through all of it. Jobs that are held stay so, whichever version held them, and start when their
+// gate opens. At each moment a new annotated job gets the plugin.
 func TestChartUpgradeAndRollbackWithJobs(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	t.Cleanup(cancel)
@@ -179,8 +180,8 @@ func TestChartUpgradeAndRollbackWithJobs(t *testing.T) {
 	}
 }
 
-// keepCreating creates an annotated job again and again, in dry runs, until stop. None may come through without the plugin, and none
-// may be refused.
+// keepCreating creates an annotated job again and again, in dry runs, until stop. None may come through without the
+// plugin, and none may be refused.
 func keepCreating(ctx context.Context, t *testing.T, what string, job *unstructured.Unstructured) (stop func()) {
 	t.Helper()
 	job.SetName("")

@@ -15,9 +15,9 @@ import (
 	"evenkeel.dev/evenkeel/hack/internal/cargo"
 )
 
-// buildCommit builds the plugin of a commit in a worktree of its own, with that commit's sources and versions of dependencies. The library
-// stays in the user's cache, so that a commit is compiled once; an interrupted build goes on. It returns the plugin under the commit's
-// short hash.
+// buildCommit builds the plugin of a commit in a worktree of its own, with that commit's sources and versions of
+// dependencies. The library stays in the user's cache, so that a commit is compiled once; an interrupted build goes on.
+// It returns the plugin under the commit's short hash.
 func buildCommit(ctx context.Context, root, commit string) (runner.Plugin, error) {
 	hash, err := git(ctx, root, "rev-parse", "--verify", "--short=12", commit+"^{commit}")
 	if err != nil {

@@ -60,8 +60,8 @@ func readmeCommand() *cobra.Command {
 	}
 }
 
-// withFigures is a text with the figures of the records in a folder. A row whose case has no record stays as it is, and is one of those
-// that are lacking.
+// withFigures is a text with the figures of the records in a folder. A row whose case has no record stays as it is, and
+// is one of those that are lacking.
 func withFigures(text, folder string) (written string, lacking []string, err error) {
 	before, rest, begins := strings.Cut(text, figuresBegin)
 	old, after, ends := strings.Cut(rest, figuresEnd)

@@ -198,8 +198,8 @@ func compare(out io.Writer, results page.Results, name string) error {
 	return nil
 }
 
-// check checks the flags before anything is built, and returns the experiments that are to be measured. Where all were asked for, those
-// that cannot be measured with these flags are left out, each with a line.
+// check checks the flags before anything is built, and returns the experiments that are to be measured. Where all were
+// asked for, those that cannot be measured with these flags are left out, each with a line.
 func (o options) check(out io.Writer, names []string) (*regexp.Regexp, []experiment.Experiment, error) {
 	only, err := regexp.Compile(o.only)
 	if err != nil {
@@ -236,7 +236,8 @@ func (o options) check(out io.Writer, names []string) (*regexp.Regexp, []experim
 	return only, all, nil
 }
 
-// refusal is why an experiment cannot be measured with these flags; nil if it can. Networks says whether its selected cases have any.
+// refusal is why an experiment cannot be measured with these flags; nil if it can. Networks says whether its selected
+// cases have any.
 func (o options) refusal(e experiment.Experiment, only *regexp.Regexp) (networks bool, refusal error) {
 	var cases []string
 	selected, others := 0, !e.DriverOnly

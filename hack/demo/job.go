@@ -76,7 +76,8 @@ func runJob(ctx context.Context, cluster *env.Cluster, manifest string, progress
 	return result, nil
 }
 
-// ensureNamespace creates the demo's namespace. It enforces Kubernetes' strictest pod standard, which the injection must meet.
+// ensureNamespace creates the demo's namespace. It enforces Kubernetes' strictest pod standard, which the injection
+// must meet.
 func ensureNamespace(ctx context.Context, cluster *env.Cluster) error {
 	const ns = `{apiVersion: v1, kind: Namespace, metadata: {name: ` + namespace + `, labels: {pod-security.kubernetes.io/enforce: restricted}}}`
 	_, err := cluster.KubectlInput(ctx, ns, "apply", "-f", "-")

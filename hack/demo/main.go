@@ -1,6 +1,7 @@
-// Command demo shows Evenkeel on a real Kubernetes cluster, and prints one page with the results. An annotated PyTorchJob trains a
-// model in an image of Debian's PyTorch, over the backend that was injected. Others all-reduce over the plugin, and with reduction servers. Then a node's link is slowed: a check names the node, and the
-// next job avoids it. When the link is restored, a check clears the node.
+// Command demo shows Evenkeel on a real Kubernetes cluster, and prints one page with the results. An annotated
+// PyTorchJob trains a model in an image of Debian's PyTorch, over the backend that was injected. Others all-reduce over
+// the plugin, and with reduction servers. Then a node's link is slowed: a check names the node, and the next job avoids
+// it. When the link is restored, a check clears the node.
 package main
 
 import (

@@ -57,8 +57,8 @@ func next(out io.Writer, cluster *env.Cluster, result *jobResult, plugin string)
 	}
 }
 
-// injection is a unified diff between the user's pod template and the pod that ran, in the fields that the webhook may change.
-// It omits what Kubernetes and the training-operator add to every pod.
+// injection is a unified diff between the user's pod template and the pod that ran, in the fields that the webhook may
+// change. It omits what Kubernetes and the training-operator add to every pod.
 func injection(result *jobResult) (string, error) {
 	written, _, err := unstructured.NestedMap(result.written.Object, "spec", "pytorchReplicaSpecs", "Master", "template")
 	if err != nil {

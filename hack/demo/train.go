@@ -16,7 +16,8 @@ import (
 	"evenkeel.dev/evenkeel/hack/env"
 )
 
-// weightTolerance is how far a weight of 64 bits may be from that of one process: sums of gradients are rounded in another order.
+// weightTolerance is how far a weight of 64 bits may be from that of one process: sums of gradients are rounded in
+// another order.
 const weightTolerance = 1e-6
 
 // chartRows is the number of rows of the chart of losses, and chartColumns the width of its longest bar.
@@ -56,7 +57,8 @@ var (
 	differenceLine = regexp.MustCompile(`(?m)^largest difference of a weight from one process (\S+)$`)
 )
 
-// parseTraining reads the master's log, and returns an error unless the loss fell and the weights are those of one process.
+// parseTraining reads the master's log, and returns an error unless the loss fell and the weights are those of one
+// process.
 func parseTraining(logs string) (*training, error) {
 	var t training
 	for _, m := range lossLine.FindAllStringSubmatch(logs, -1) {

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// trainingMetrics are metrics like those that train.py prints: a connection in each direction, and one over another device.
+// trainingMetrics are metrics like those that train.py prints: a connection in each direction, and one over another
+// device.
 const trainingMetrics = `evenkeel_message_bytes_total{direction="send",peer="10.244.3.6:40001",device="eth0",comm="0x1"} 240500000
 evenkeel_message_bytes_total{direction="recv",peer="10.244.3.6:40002",device="eth0",comm="0x1"} 120000000
 evenkeel_message_bytes_total{direction="recv",peer="[fd00::2]:40003",device="eth0",comm="0x1"} 300000

@@ -1,5 +1,5 @@
-// Package env installs everything that the demo and the end-to-end tests need: the local cluster (or uses an existing one), the
-// images, the training-operator and the chart.
+// Package env installs everything that the demo and the end-to-end tests need: the local cluster (or uses an existing
+// one), the images, the training-operator and the chart.
 package env
 
 import (
@@ -76,7 +76,8 @@ type Cluster struct {
 	kubectl, helm string
 }
 
-// Start installs everything that is missing or not current. Compilers, and the downloads and unpacking of packages, run at the same time.
+// Start installs everything that is missing or not current. Compilers, and the downloads and unpacking of packages, run
+// at the same time.
 func Start(ctx context.Context, config Config) (*Cluster, error) {
 	// Without a logger the client library prints a long warning.
 	log.SetLogger(logr.Discard())
@@ -338,7 +339,8 @@ func (e *Cluster) command(ctx context.Context, input, name string, args ...strin
 	return stdout.String(), nil
 }
 
-// labelled returns a writer that puts a step's name before each line. Steps that run at the same time write whole lines to w.
+// labelled returns a writer that puts a step's name before each line. Steps that run at the same time write whole lines
+// to w.
 func labelled(w io.Writer, name string) io.Writer { return &label{w: w, name: name} }
 
 type label struct {

@@ -12,7 +12,8 @@ import (
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
-// A thirdParty is another project's controller, installed from its own manifests with the program that the toolbox built.
+// A thirdParty is another project's controller, installed from its own manifests with the program that the toolbox
+// built.
 type thirdParty struct {
 	// name is the tool's name, deployment the Deployment in its manifests.
 	name, deployment string
@@ -20,7 +21,8 @@ type thirdParty struct {
 	overlays []string
 	// crd is in every cluster that has the controller; kind and release are for error messages.
 	crd, kind, release string
-	// files are the build context of its image: a Dockerfile, which copies the program from the context "built", and others.
+	// files are the build context of its image: a Dockerfile, which copies the program from the context "built", and
+	// others.
 	files map[string]string
 	// namespace is that of the Deployment. create makes it, and moves the controller there: the manifests lack it.
 	namespace string
@@ -29,7 +31,8 @@ type thirdParty struct {
 	patches string
 }
 
-// controllers lists the third-party controllers to install. Their manifests name images, so call it again once these are loaded.
+// controllers lists the third-party controllers to install. Their manifests name images, so call it again once these
+// are loaded.
 func (e *Cluster) controllers() []thirdParty {
 	controllers := []thirdParty{e.trainingOperator()}
 	if e.config.MPIOperator {
@@ -111,16 +114,16 @@ patches:
 	return err
 }
 
-// initContainers is the training-operator's template of the container in which workers wait for the master's name. Its default does
-// not meet the restricted pod standard, which the namespaces of the jobs enforce.
+// initContainers is the training-operator's template of the container in which workers wait for the master's name. Its
+// default does not meet the restricted pod standard, which the namespaces of the jobs enforce.
 const initContainers = `- name: init-pytorch
   image: {{.InitContainerImage}}
   command: [sh, -c, "for i in $(seq {{.MaxTries}}); do getent hosts {{.MasterAddr}} && exit 0; sleep 1; done; exit 1"]
   securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
 `
 
-// trainingOperator is the training-operator's controller of PyTorchJobs, without its webhook. Its MPIJob is left out too: the mpi-operator
-// provides a newer version.
+// trainingOperator is the training-operator's controller of PyTorchJobs, without its webhook. Its MPIJob is left out
+// too: the mpi-operator provides a newer version.
 func (e *Cluster) trainingOperator() thirdParty {
 	return thirdParty{
 		name: "training-operator", overlays: []string{"overlays/standalone"}, namespace: "kubeflow", deployment: "training-operator",
@@ -153,7 +156,8 @@ func (e *Cluster) mpiOperator() thirdParty {
 	}
 }
 
-// kueueConfig makes Kueue manage Jobs and PyTorchJobs with a queue name, and nothing else but the frameworks that are inserted.
+// kueueConfig makes Kueue manage Jobs and PyTorchJobs with a queue name, and nothing else but the frameworks that are
+// inserted.
 const kueueConfig = `apiVersion: config.kueue.x-k8s.io/v1beta2
 kind: Configuration
 health: {healthProbeBindAddress: ":8081"}

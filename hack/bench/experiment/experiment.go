@@ -1,5 +1,5 @@
-// Package experiment has the types in which an experiment is written down: what runs, on which network, what is read from it, and what
-// is asked for. The runner measures experiments, and the page shows them.
+// Package experiment has the types in which an experiment is written down: what runs, on which network, what is read
+// from it, and what is asked for. The runner measures experiments, and the page shows them.
 package experiment
 
 import (
@@ -20,9 +20,11 @@ type Experiment struct {
 	Summary string // one line for the list
 	About   string // Markdown: what is measured, and how to read it
 	Notes   string // Markdown: what else there is to say, after the goals
-	// Subject is the contender that goals are about and that others are compared with; [Ours] if empty. Other plugins run as it does.
+	// Subject is the contender that goals are about and that others are compared with; [Ours] if empty. Other plugins run
+	// as it does.
 	Subject string
-	// DriverOnly is whether the subject is code of the driver and no plugin is measured, so that no other one can run as it does.
+	// DriverOnly is whether the subject is code of the driver and no plugin is measured, so that no other one can run as
+	// it does.
 	DriverOnly bool
 	// Rounds of a full and of a quick run, if no number is given.
 	Rounds, QuickRounds int
@@ -30,13 +32,14 @@ type Experiment struct {
 	Seeded bool
 	// Checks is whether runs check more than speed, so that one that fails is an error of the whole.
 	Checks bool
-	// Open prepares what all runs share, where that is needed. The runner calls close at the end. What a machine cannot have is a
-	// [MissingError].
+	// Open prepares what all runs share, where that is needed. The runner calls close at the end. What a machine cannot
+	// have is a [MissingError].
 	Open func(ctx context.Context, progress io.Writer) (close func() error, err error)
-	// Cases are the cases of a full or of a quick run. They are made once for each process, and may keep state between runs.
+	// Cases are the cases of a full or of a quick run. They are made once for each process, and may keep state between
+	// runs.
 	Cases func(quick bool) []Case
-	// Derive returns the samples with what only all of them together show, for the page; nil if there is nothing. It leaves those that
-	// it is given as they are.
+	// Derive returns the samples with what only all of them together show, for the page; nil if there is nothing. It
+	// leaves those that it is given as they are.
 	Derive func(samples []Sample) []Sample
 }
 
@@ -45,8 +48,8 @@ type Case struct {
 	Name  string // letters, digits and dashes
 	Title string
 	Load  string // in words; empty where the title says all
-	// Group is the title of a section of the page that has a row for each of the cases of that group, and one of all their runs. They
-	// have the same quantities, and neither a limit nor traces. Empty where the case has a section of its own.
+	// Group is the title of a section of the page that has a row for each of the cases of that group, and one of all their
+	// runs. They have the same quantities, and neither a limit nor traces. Empty where the case has a section of its own.
 	Group string
 	Notes []string
 	// Network is made for the case, and needs root; nil where there is none.
@@ -59,7 +62,8 @@ type Case struct {
 	SetUp func(ctx context.Context, lab *netns.Lab) error
 
 	Contenders []Contender
-	// Others are the contenders that a file given with --plugin is, under this name, where the experiment is DriverOnly; nil if it takes none.
+	// Others are the contenders that a file given with --plugin is, under this name, where the experiment is DriverOnly;
+	// nil if it takes none.
 	Others   func(name, path string) ([]Contender, error)
 	Headline Quantity   // of the table, the drawing, and the comparison
 	More     []Quantity // in further columns
@@ -107,7 +111,8 @@ type Programs struct {
 	Driver  string // evenkeel-bench; evenkeel-reduction-server is beside it
 }
 
-// Measured is the result of a run. A quantity that it lacks was not reached if the quantity is one of those, and else not measured.
+// Measured is the result of a run. A quantity that it lacks was not reached if the quantity is one of those, and else
+// not measured.
 type Measured struct {
 	Values map[Quantity]float64
 	// Trace has the headline over time: seconds since the start, and the value.

@@ -64,5 +64,6 @@ type Goal struct {
 	Limit  string // what is known of why it is missed
 }
 
-// A Reference is a contender of a case, of the goal's own if there is none. An empty contender of another case is the subject.
+// A Reference is a contender of a case, of the goal's own if there is none. An empty contender of another case is the
+// subject.
 type Reference struct{ Case, Contender string }

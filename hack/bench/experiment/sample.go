@@ -19,7 +19,8 @@ type Sample struct {
 	Command string `json:"command"` // what measured it
 	Library string `json:"library"` // the first digits of the plugin's SHA-256
 	Network string `json:"network,omitempty"`
-	// Load is the machine's load average before the run, and BusyBefore the share of the processors that other programs used.
+	// Load is the machine's load average before the run, and BusyBefore the share of the processors that other programs
+	// used.
 	Load       float64 `json:"load_before"`
 	BusyBefore float64 `json:"busy_before"`
 	NotQuiet   bool    `json:"not_quiet,omitempty"`

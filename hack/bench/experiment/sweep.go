@@ -5,7 +5,8 @@ import (
 	"strconv"
 )
 
-// A Sweep is many points in one run, such as sizes of messages. The case's headline and More are measured at each of them.
+// A Sweep is many points in one run, such as sizes of messages. The case's headline and More are measured at each of
+// them.
 type Sweep struct {
 	Of     string    // what the points are, such as "elements"
 	Points []float64 // above zero, in increasing order

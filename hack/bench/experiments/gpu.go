@@ -10,7 +10,8 @@ import (
 )
 
 const (
-	// gpuTimeout is for one run. All that is measured is a record of its own, so that an interruption loses no more than this.
+	// gpuTimeout is for one run. All that is measured is a record of its own, so that an interruption loses no more than
+	// this.
 	gpuTimeout = 2 * time.Minute
 	// killTimeout is for a run in which something is killed: NCCL's timeout, and the ranks' end after it.
 	killTimeout = 5 * time.Minute

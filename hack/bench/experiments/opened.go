@@ -5,8 +5,8 @@ import (
 	"io"
 )
 
-// opened is what the runs of an experiment share. Cases get it by get, once the experiment's Open has made it. If it can be closed, the
-// runner does so at the end.
+// opened is what the runs of an experiment share. Cases get it by get, once the experiment's Open has made it. If it
+// can be closed, the runner does so at the end.
 func opened[T any](open func(context.Context, io.Writer) (T, error)) (get func() T, Open func(context.Context, io.Writer) (func() error, error)) {
 	var it T
 	get = func() T { return it }

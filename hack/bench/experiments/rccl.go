@@ -9,7 +9,8 @@ import (
 	"evenkeel.dev/evenkeel/hack/lab/rccl"
 )
 
-// rcclExperiment measures all-reduces of a real collective library over the plugin, and over that library's own sockets.
+// rcclExperiment measures all-reduces of a real collective library over the plugin, and over that library's own
+// sockets.
 func rcclExperiment() experiment.Experiment {
 	const mib = 32
 	lab, open := opened(rccl.New)

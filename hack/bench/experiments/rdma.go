@@ -16,11 +16,12 @@ const (
 		"A rank that waits yields after each poll, as NCCL's does, which is a system call that is emulated here, on processors that soft-RoCE's threads need; a profile shows more of the ranks' time there than in the plugin. Runs differ by a factor of two"
 )
 
-// rdma measures the plugin over RDMA against perftest, in virtual machines, and runs there what of its tests is about more than speed.
+// rdma measures the plugin over RDMA against perftest, in virtual machines, and runs there what of its tests is about
+// more than speed.
 func rdma() experiment.Experiment {
 	lab, open := opened(vm.New)
-	// Perftest's first program writes, which the receiver does not notice. The second sends: its receiver polls for a completion of
-	// each message, as the plugin's does.
+	// Perftest's first program writes, which the receiver does not notice. The second sends: its receiver polls for a
+	// completion of each message, as the plugin's does.
 	against := func(name, title string, w workload.RDMA, writes, sends string, goal float64, limit string) experiment.Case {
 		reference := w.Perftest(lab, writes)
 		reference.Reference = true

@@ -1,4 +1,5 @@
-// Package runner measures an experiment: its contenders in turns, on a machine that is quiet where it can be, with a record of each run.
+// Package runner measures an experiment: its contenders in turns, on a machine that is quiet where it can be, with a
+// record of each run.
 package runner
 
 import (
@@ -52,7 +53,8 @@ type contender struct {
 	library  string // see experiment.Sample
 }
 
-// Run measures what the store lacks of the selected cases. When ctx ends it stops, and what has been measured stays in the store.
+// Run measures what the store lacks of the selected cases. When ctx ends it stops, and what has been measured stays in
+// the store.
 func (r *Runner) Run(ctx context.Context) (err error) {
 	var cases []experiment.Case
 	for _, c := range r.Experiment.Cases(r.Setting.Quick) {
@@ -179,8 +181,8 @@ func (r *Runner) measure(ctx context.Context, c experiment.Case, q *quiet) (err 
 	return nil
 }
 
-// keep drops the samples of a case that were measured with another setting, or with another library under the same name, and all
-// where they are to be fresh. The samples of a plugin that is no longer given stay.
+// keep drops the samples of a case that were measured with another setting, or with another library under the same
+// name, and all where they are to be fresh. The samples of a plugin that is no longer given stay.
 func (r *Runner) keep(c experiment.Case, contenders []contender) error {
 	kept := slices.DeleteFunc(slices.Clone(r.Store.Samples), func(s experiment.Sample) bool {
 		if s.Case != c.Name {

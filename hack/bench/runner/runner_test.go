@@ -105,7 +105,8 @@ func TestTurnsRotateFromRoundToRound(t *testing.T) {
 	}
 }
 
-// What is given beside an experiment about the driver runs as its table says, and never as the subject under another name.
+// What is given beside an experiment about the driver runs as its table says, and never as the subject under another
+// name.
 func TestOthersOfAnExperimentAboutTheDriver(t *testing.T) {
 	b := newBench(t, filepath.Join(t.TempDir(), "fake.jsonl"))
 	cases := b.Experiment.Cases(false)

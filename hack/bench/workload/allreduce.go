@@ -12,7 +12,8 @@ import (
 	"evenkeel.dev/evenkeel/hack/lab/rccl"
 )
 
-// AllReduce is all-reduces of RCCL between the two hosts of a network, after a first one that connects. Its rate is the median's.
+// AllReduce is all-reduces of RCCL between the two hosts of a network, after a first one that connects. Its rate is the
+// median's.
 type AllReduce struct {
 	Lab   func() *rccl.Lab // once it is open
 	Bytes int              // of an all-reduce

@@ -102,8 +102,9 @@ func capture(run func() error) (seen captured, err error) {
 	}
 }
 
-// Captured runs a contender of [Collective] on this machine while it captures what is sent. It fails if a contender that encrypts sends
-// elements in clear, or no record of TLS; and if one in clear sends no element that the capture sees, so that it would see none.
+// Captured runs a contender of [Collective] on this machine while it captures what is sent. It fails if a contender
+// that encrypts sends elements in clear, or no record of TLS; and if one in clear sends no element that the capture
+// sees, so that it would see none.
 func Captured(of experiment.Contender, encrypts bool) experiment.Contender {
 	return experiment.Contender{Name: "capture of " + of.Name, Run: func(ctx context.Context, r experiment.Run) (m experiment.Measured, err error) {
 		seen, err := capture(func() error {

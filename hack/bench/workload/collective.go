@@ -32,7 +32,8 @@ var (
 // A Collective is all-reduces (sum of float32). All ranks are on this machine, or one is on each host of a star.
 type Collective struct {
 	Ranks int
-	// Elements are the sizes that a run measures one after the other. With several of them, the times are those of a sweep.
+	// Elements are the sizes that a run measures one after the other. With several of them, the times are those of a
+	// sweep.
 	Elements []int
 	Length   time.Duration // of the measurement of a size
 	// Bound is the least time on the network, in ms; zero on this machine, where times are in us.

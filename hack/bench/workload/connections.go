@@ -1,4 +1,5 @@
-// Package workload has the loads that experiments run, each by contenders of several kinds, and the quantities that they measure.
+// Package workload has the loads that experiments run, each by contenders of several kinds, and the quantities that
+// they measure.
 package workload
 
 import (
@@ -68,7 +69,8 @@ type connectionsReport struct {
 	Wakeups     float64 `json:"wakeups_per_s"`
 }
 
-// run runs all pairs of processes. Of several it is the slowest and the largest, and the sum of what they use while they are idle.
+// run runs all pairs of processes. Of several it is the slowest and the largest, and the sum of what they use while
+// they are idle.
 func (c Connections) run(ctx context.Context, driver string, environment []string, arguments ...string) (experiment.Measured, error) {
 	reports := make([]connectionsReport, c.Processes)
 	var runs errgroup.Group

@@ -8,8 +8,8 @@ import (
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
 
-// A Fault makes the busiest link silent for a while. The rate of such a run is that during the fault, less the time allowed
-// for recovery.
+// A Fault makes the busiest link silent for a while. The rate of such a run is that during the fault, less the time
+// allowed for recovery.
 type Fault struct {
 	Start, Length time.Duration
 	Recovery      time.Duration
@@ -27,7 +27,8 @@ const (
 	recoveredOver  = 200 * time.Millisecond
 )
 
-// inject traces a run until ctx ends, and injects the fault into the link that is busiest by then. It leaves the link up.
+// inject traces a run until ctx ends, and injects the fault into the link that is busiest by then. It leaves the link
+// up.
 func (f *Fault) inject(ctx context.Context, lab *netns.Lab) (trace []point, err error) {
 	link, state := -1, netns.LinkUp
 	defer func() {

@@ -42,8 +42,8 @@ func DebianGloo(ctx context.Context, progress io.Writer) (*Gloo, error) {
 	return newGloo(ctx, progress, []toolbox.Program{installed}, "-lgloo")
 }
 
-// NewGlooTLS builds the driver with a library of Gloo's that has TLS, from Debian's sources, and makes certificates for the ranks. It
-// installs what that takes.
+// NewGlooTLS builds the driver with a library of Gloo's that has TLS, from Debian's sources, and makes certificates for
+// the ranks. It installs what that takes.
 func NewGlooTLS(ctx context.Context, progress io.Writer) (g *Gloo, err error) {
 	dir, version, err := toolbox.GlooWithTLS(ctx, progress)
 	if err != nil {
@@ -103,7 +103,8 @@ func (w Collective) Gloo(algorithm string, build func() *Gloo) experiment.Conten
 	})
 }
 
-// GlooTLS does the same over TLS. Some algorithms do not end at large sizes; the first run whose tries all fail is the last.
+// GlooTLS does the same over TLS. Some algorithms do not end at large sizes; the first run whose tries all fail is the
+// last.
 func (w Collective) GlooTLS(algorithm string, build func() *Gloo) experiment.Contender {
 	c := w.tried("Gloo with TLS, "+algorithm, glooTLSTimeout, true, func(ctx context.Context, r experiment.Run) (experiment.Measured, error) {
 		files := build().certificates
@@ -178,8 +179,8 @@ var glooBenchmarks = map[string]string{
 	"new_ring":         "new_allreduce_ring",
 }
 
-// GlooBenchmark all-reduces by each algorithm of Gloo's benchmark program, built elsewhere. The program takes one number of elements,
-// and so is started once for each.
+// GlooBenchmark all-reduces by each algorithm of Gloo's benchmark program, built elsewhere. The program takes one
+// number of elements, and so is started once for each.
 func (w Collective) GlooBenchmark(name, program string) ([]experiment.Contender, error) {
 	info, err := os.Stat(program)
 	if err != nil {
@@ -216,8 +217,8 @@ func (w Collective) GlooBenchmark(name, program string) ([]experiment.Contender,
 	return all, nil
 }
 
-// readGlooBenchmark finds the row of a number of float32 in the output of Gloo's benchmark: elements, minimum and median time in
-// microseconds. Newer versions print the bytes in front of them.
+// readGlooBenchmark finds the row of a number of float32 in the output of Gloo's benchmark: elements, minimum and
+// median time in microseconds. Newer versions print the bytes in front of them.
 func readGlooBenchmark(text string, elements int) (figure, error) {
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)

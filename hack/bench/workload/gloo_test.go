@@ -73,7 +73,8 @@ func TestGloosOwnBenchmarkProgram(t *testing.T) {
 	}
 }
 
-// A contender that never ends is left out after the tries of its first run, if it is one that may not end; else each run has its tries.
+// A contender that never ends is left out after the tries of its first run, if it is one that may not end; else each
+// run has its tries.
 func TestContenderThatDoesNotEndIsLeftOut(t *testing.T) {
 	for giveUp, want := range map[bool]int{true: glooTries, false: 2 * glooTries} {
 		starts := 0

@@ -79,7 +79,8 @@ func (d *driven) idle(ctx context.Context, r experiment.Run, transport []string)
 	return outcome{IdleUse: 100 * idle, Threads: float64(most)}, nil
 }
 
-// onOneThread runs f on a thread of its own, as ptrace belongs to a thread. When the thread exits, what it stopped continues.
+// onOneThread runs f on a thread of its own, as ptrace belongs to a thread. When the thread exits, what it stopped
+// continues.
 func onOneThread(f func() error) error {
 	result := make(chan error)
 	go func() {
@@ -106,8 +107,8 @@ func stopDriver(ctx context.Context, p *proc.Process) error {
 	})
 }
 
-// awaitTraffic waits until enough returns true. It is given the bytes since the call, in both directions, and the time since the
-// last of them.
+// awaitTraffic waits until enough returns true. It is given the bytes since the call, in both directions, and the time
+// since the last of them.
 func awaitTraffic(ctx context.Context, lab *netns.Lab, enough func(passed uint64, quiet time.Duration) bool) error {
 	received, sent, err := lab.Traffic(netns.H1)
 	if err != nil {

@@ -34,7 +34,8 @@ var (
 	HalfShare = experiment.Quantity{Name: "half_share", Title: "the slower half type, of float32", Digits: 2}
 )
 
-// Kernels are sums of a number of buffers on one core. One program measures all sizes and numbers in turn, once a round.
+// Kernels are sums of a number of buffers on one core. One program measures all sizes and numbers in turn, once a
+// round.
 type Kernels struct{ rounds map[int][]kernelRow }
 
 // NewKernels has not measured yet.

@@ -105,8 +105,8 @@ func TestFaultIsMeasured(t *testing.T) {
 	}
 }
 
-// The plugin keeps the other links in use, and every byte is right. Two of three equal links are left, which carry two thirds of
-// what there was before; both are needed for the half that is asked for.
+// The plugin keeps the other links in use, and every byte is right. Two of three equal links are left, which carry two
+// thirds of what there was before; both are needed for the half that is asked for.
 func TestFailoverUsesTheRemainingLinks(t *testing.T) {
 	links := netns.Links(200*netns.Mbit, 200*netns.Mbit, 200*netns.Mbit)
 	load := Transfer{
@@ -120,8 +120,8 @@ func TestFailoverUsesTheRemainingLinks(t *testing.T) {
 	}
 }
 
-// On paths of unequal rates, equal shares take as long as the slowest path, and shares by rate do not: 13/4 of the rate here. Half
-// of that advantage is asked for. Both are measured in the same network, whose caps any machine exceeds.
+// On paths of unequal rates, equal shares take as long as the slowest path, and shares by rate do not: 13/4 of the rate
+// here. Half of that advantage is asked for. Both are measured in the same network, whose caps any machine exceeds.
 func TestFairnessOnUnequalPathsBeatsEqualShares(t *testing.T) {
 	caps := []netns.Rate{80 * netns.Mbit, 80 * netns.Mbit, 80 * netns.Mbit, 20 * netns.Mbit}
 	load := Transfer{Size: 1 << 20, Depth: 4, Connections: 1, Length: 3 * time.Second, Limit: netns.PayloadLimit(caps...)}
@@ -133,8 +133,8 @@ func TestFairnessOnUnequalPathsBeatsEqualShares(t *testing.T) {
 	}
 }
 
-// The rows of openssl's programs have their processor time, as those of the plugin: both ends of the connection, and the one process
-// that only encrypts.
+// The rows of openssl's programs have their processor time, as those of the plugin: both ends of the connection, and
+// the one process that only encrypts.
 func TestEncryptionMeasuresProcessorShareOfOpenssl(t *testing.T) {
 	load := Transfer{Size: 64 << 10, Depth: 2, Connections: 1, Length: time.Second}
 	lab := network(t, netns.Config{})

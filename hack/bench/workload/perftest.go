@@ -59,8 +59,8 @@ func perftestOnce(ctx context.Context, c RDMA, program string) (float64, error) 
 	return mib * (1 << 20) / 1e6, err
 }
 
-// perftestColumn finds a column of perftest's row for a size: of bandwidth the fourth is the average, in MiB/s; of latency the fifth
-// is the median, in microseconds.
+// perftestColumn finds a column of perftest's row for a size: of bandwidth the fourth is the average, in MiB/s; of
+// latency the fifth is the median, in microseconds.
 func perftestColumn(text string, size, column int) (float64, error) {
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)

@@ -26,8 +26,8 @@ func (t Transfer) polled(s polledSockets) experiment.Contender {
 	}}
 }
 
-// polledSockets are plain sockets in place of a plugin: the driver moves them itself, without threads, when it asks for a completion.
-// That is the least that any plugin can cost.
+// polledSockets are plain sockets in place of a plugin: the driver moves them itself, without threads, when it asks for
+// a completion. That is the least that any plugin can cost.
 type polledSockets struct {
 	each  int  // sockets of each connection, which share each message
 	mptcp bool // of several paths each
@@ -36,8 +36,8 @@ type polledSockets struct {
 const (
 	// mptcpPaths is the number of paths of an MPTCP connection. The kernel's limit is one more.
 	mptcpPaths = 8
-	// firstSubflowPort is the first of the ports to which the further paths of an MPTCP connection go. A path is chosen by a hash
-	// that includes the ports.
+	// firstSubflowPort is the first of the ports to which the further paths of an MPTCP connection go. A path is chosen by
+	// a hash that includes the ports.
 	firstSubflowPort = 7001
 )
 

@@ -21,7 +21,8 @@ var (
 	// Before is the rate before a fault, and Recovery how long after it the rate is that of the remaining links.
 	Before   = experiment.Quantity{Name: "rate_before", Title: "rate before the fault", Unit: "GB/s", Digits: 3}
 	Recovery = experiment.Quantity{Name: "recovery", Title: "recovered after", Unit: "s", Digits: 2, LowerIsBetter: true, Reached: true}
-	// IdleUse is what idle connections use of a processor, on the worse side, and Threads the plugin's, on the side that has more.
+	// IdleUse is what idle connections use of a processor, on the worse side, and Threads the plugin's, on the side that
+	// has more.
 	IdleUse = experiment.Quantity{Name: "idle_use", Title: "use of a core while idle", Unit: "%", Digits: 2, LowerIsBetter: true}
 	Threads = experiment.Quantity{Name: "threads", Title: "threads", LowerIsBetter: true}
 )

@@ -36,12 +36,12 @@ const (
 	serverAddress  = "10.77.0.2"
 	gidIndex       = "1"
 
-	// Each end runs on a processor of its own, with perftest and with the plugin: the placement of the two ends matters more than
-	// what they do.
+	// Each end runs on a processor of its own, with perftest and with the plugin: the placement of the two ends matters
+	// more than what they do.
 	receiverCPU, senderCPU = "0", "1"
 
-	// latencyRepeats is the number of latency measurements in a run: single ones differ by a factor of two, depending on the
-	// processors of soft-RoCE's own threads.
+	// latencyRepeats is the number of latency measurements in a run: single ones differ by a factor of two, depending on
+	// the processors of soft-RoCE's own threads.
 	latencyRepeats = 3
 	// maxSaid is how much of the output of a command that failed is part of the error: its end.
 	maxSaid = 2000

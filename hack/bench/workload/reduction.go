@@ -138,8 +138,9 @@ func (w Reduction) Messages(name string) experiment.Contender {
 	}}
 }
 
-// Plain is a plain socket from each client to each server. All send and receive as much as they can, both directions at the same time,
-// and nothing is summed: the maximum of what this machine can do. The rate is that of a client, in the slower direction.
+// Plain is a plain socket from each client to each server. All send and receive as much as they can, both directions at
+// the same time, and nothing is summed: the maximum of what this machine can do. The rate is that of a client, in the
+// slower direction.
 func (w Reduction) Plain(name string) experiment.Contender {
 	return experiment.Contender{Name: name, Run: func(ctx context.Context, r experiment.Run) (m experiment.Measured, err error) {
 		hubs, spokes, err := w.runStar(ctx, r.Lab, sockets.Options{Size: 256 << 10, Depth: 4, Length: plainLength})
@@ -157,8 +158,8 @@ func (w Reduction) Plain(name string) experiment.Contender {
 	}}
 }
 
-// PlainMessages are the messages of a small all-reduce over plain sockets: all clients send one to a server, which answers when it has
-// received all of them.
+// PlainMessages are the messages of a small all-reduce over plain sockets: all clients send one to a server, which
+// answers when it has received all of them.
 func (w Reduction) PlainMessages(name string) experiment.Contender {
 	return experiment.Contender{Name: name, Run: func(ctx context.Context, r experiment.Run) (m experiment.Measured, err error) {
 		_, spokes, err := w.runStar(ctx, r.Lab, sockets.Options{Size: w.Bytes, Depth: 1, Length: plainLength / 2, PingPong: true})
@@ -170,7 +171,8 @@ func (w Reduction) PlainMessages(name string) experiment.Contender {
 	}}
 }
 
-// runStar runs a hub on each server and a spoke on each client, and returns their reports. Hubs of a ping-pong have none.
+// runStar runs a hub on each server and a spoke on each client, and returns their reports. Hubs of a ping-pong have
+// none.
 func (w Reduction) runStar(ctx context.Context, lab *netns.Lab, o sockets.Options) (hubs, spokes []sockets.Report, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // which kills those that still run

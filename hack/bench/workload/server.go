@@ -13,8 +13,8 @@ import (
 // serverStartTime is how long a reduction server may take until it listens.
 const serverStartTime = 30 * time.Second
 
-// StartServer starts "evenkeel-reduction-server serve", which ends with this process. It returns the line in which the server says where it
-// listens, from the address on. A server that does not listen is ended.
+// StartServer starts "evenkeel-reduction-server serve", which ends with this process. It returns the line in which the
+// server says where it listens, from the address on. A server that does not listen is ended.
 func StartServer(cmd *exec.Cmd) (line string, err error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = time.Second

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// known checks that a library has the settings of an environment. One without a setting would ignore it, and its results would be
-// shown under the wrong name.
+// known checks that a library has the settings of an environment. One without a setting would ignore it, and its
+// results would be shown under the wrong name.
 func known(library string, environment []string) error {
 	content, err := os.ReadFile(library)
 	if err != nil {

@@ -128,7 +128,8 @@ func (w TorchOperation) measured(report torchReport) experiment.Measured {
 	return report.measured(1e-6, func(size int) experiment.Quantity { return w.Time().At(float64(size)) })
 }
 
-// A Rendezvous is ranks that find each other by a TCPStore of torch. They are threads of processes of this machine, 16 in each.
+// A Rendezvous is ranks that find each other by a TCPStore of torch. They are threads of processes of this machine, 16
+// in each.
 type Rendezvous struct{ Ranks []int }
 
 // Backend runs it over a backend of torch. A number of ranks that has not met once is not tried again.

@@ -27,9 +27,9 @@ const (
 	riseOver  = 250 * time.Millisecond
 )
 
-// traceLinks counts the bytes that all links carry, once each step, until ctx ends. The trace starts with the last step before more
-// than startBytes had passed. From then on each is called with the time since the start, and with the bytes of each link at the
-// step before and now.
+// traceLinks counts the bytes that all links carry, once each step, until ctx ends. The trace starts with the last step
+// before more than startBytes had passed. From then on each is called with the time since the start, and with the bytes
+// of each link at the step before and now.
 func traceLinks(ctx context.Context, lab *netns.Lab, step time.Duration, startBytes uint64, each func(at time.Duration, before, now []uint64) error) ([]point, error) {
 	first, err := lab.Sent()
 	if err != nil {
@@ -78,8 +78,8 @@ func increase(from, to []uint64) (sum uint64, busiest int) {
 	return sum, busiest
 }
 
-// rise is the end of the first window of riseOver in which the mean rate is riseShare of the limit, in GB/s. It is zero where there
-// is none. A window is longer than what the links' queues and token buckets let through at once.
+// rise is the end of the first window of riseOver in which the mean rate is riseShare of the limit, in GB/s. It is zero
+// where there is none. A window is longer than what the links' queues and token buckets let through at once.
 func rise(trace []point, limit float64) time.Duration {
 	to := 0
 	for _, from := range trace {

@@ -154,7 +154,8 @@ func (t Transfer) Plugin(name string, environment ...string) experiment.Contende
 // An outcome is what one run measured.
 type outcome map[experiment.Quantity]float64
 
-// outcome has the quantities of a run: GB/s, seconds of a round trip, seconds of a processor for each GB, and a share of all processors.
+// outcome has the quantities of a run: GB/s, seconds of a round trip, seconds of a processor for each GB, and a share
+// of all processors.
 func (t Transfer) outcome(rate, roundTrip, sending, receiving, own float64) outcome {
 	if t.PingPong {
 		return outcome{RoundTrip: roundTrip * 1e6, OwnShare: 100 * own}
@@ -170,8 +171,8 @@ func (t Transfer) outcome(rate, roundTrip, sending, receiving, own float64) outc
 type driven struct {
 	Transfer
 	environment []string
-	// speed is the rate of each contender's last run, in GB/s. It sets the number of messages of the next run, so that the run takes
-	// about as long as it should.
+	// speed is the rate of each contender's last run, in GB/s. It sets the number of messages of the next run, so that the
+	// run takes about as long as it should.
 	speed map[string]float64
 }
 
@@ -228,8 +229,8 @@ func (d *driven) starter(ctx context.Context, r experiment.Run, messages int, tr
 	if d.Cold {
 		driver.warmup = 0
 	}
-	// Where the network is the limit, the driver sleeps after many rounds in which nothing moves: one that polls as NCCL does would use
-	// all processor time that is left, whatever the plugin uses.
+	// Where the network is the limit, the driver sleeps after many rounds in which nothing moves: one that polls as NCCL
+	// does would use all processor time that is left, whatever the plugin uses.
 	polling := "nccl"
 	if d.Limit > 0 || d.Idle {
 		polling = "sleep"

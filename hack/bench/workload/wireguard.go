@@ -29,8 +29,8 @@ const (
 	tunnelWait = 5 * time.Second
 )
 
-// WireGuardProgram builds the program of [Transfer.WireGuard], which is WireGuard's own for systems whose kernel lacks it, and installs
-// what configures it.
+// WireGuardProgram builds the program of [Transfer.WireGuard], which is WireGuard's own for systems whose kernel lacks
+// it, and installs what configures it.
 func WireGuardProgram(ctx context.Context, progress io.Writer) (string, error) {
 	box, err := toolbox.New(progress)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
-// What is shipped for arm64 runs emulated, in Debian for arm64: the plugin is loaded and carries an all-reduce, and the reduction
-// server and the operator start.
+// What is shipped for arm64 runs emulated, in Debian for arm64: the plugin is loaded and carries an all-reduce, and the
+// reduction server and the operator start.
 func TestShippedBinariesRunOnArm64(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("only root can enter another root file system")

@@ -28,8 +28,8 @@ const (
 	archiveTimeout = 30 * time.Second
 )
 
-// What is shipped runs in the roots of distributions of 2020 and 2021, both with glibc 2.31: the plugin is loaded and carries an
-// all-reduce, and the reduction server starts.
+// What is shipped runs in the roots of distributions of 2020 and 2021, both with glibc 2.31: the plugin is loaded and
+// carries an all-reduce, and the reduction server starts.
 func TestShippedBinariesRunOnOldDistributions(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("only root can enter another root file system")
@@ -103,8 +103,8 @@ func distribution(t *testing.T, b Builder, release string, flags func(*testing.T
 
 var errMissing = errors.New("the archive does not have it")
 
-// ubuntuFlags have debootstrap use Ubuntu's keys. Its archive is known to debootstrap. The test is skipped where the archive does not answer, as where only
-// a mirror of Debian can be reached.
+// ubuntuFlags have debootstrap use Ubuntu's keys. Its archive is known to debootstrap. The test is skipped where the
+// archive does not answer, as where only a mirror of Debian can be reached.
 func ubuntuFlags(t *testing.T) []string {
 	text, err := fetch(t.Context(), ubuntuKeys)
 	if errors.Is(err, errMissing) {

@@ -9,9 +9,9 @@ import (
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
-// Earlier builds the operator's image of an earlier commit, and unpacks that commit's chart into folder. It returns the image's name in
-// buildah's local storage, and the chart's path. An image that was built before is used again. The plugin's images are not built, as a
-// job keeps those that its profile names.
+// Earlier builds the operator's image of an earlier commit, and unpacks that commit's chart into folder. It returns the
+// image's name in buildah's local storage, and the chart's path. An image that was built before is used again. The
+// plugin's images are not built, as a job keeps those that its profile names.
 func (b Builder) Earlier(ctx context.Context, commit, folder string) (name, chart string, err error) {
 	root, err := toolbox.Root()
 	if err != nil {

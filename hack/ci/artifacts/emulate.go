@@ -17,7 +17,8 @@ import (
 // binfmt is where the kernel is told which program runs binaries of another processor.
 const binfmt = "/proc/sys/fs/binfmt_misc"
 
-// emulators are QEMU's for processors that Go names, with the ELF headers that they are for: magic and mask, as the kernel takes them.
+// emulators are QEMU's for processors that Go names, with the ELF headers that they are for: magic and mask, as the
+// kernel takes them.
 var emulators = map[string]struct{ program, magic, mask string }{
 	"arm64": {"qemu-aarch64-static",
 		`\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00`, `\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff`},
@@ -25,8 +26,8 @@ var emulators = map[string]struct{ program, magic, mask string }{
 		`\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\x3e\x00`, `\xff\xff\xff\xff\xff\xfe\xfe\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff`},
 }
 
-// emulate has the kernel run binaries of another processor by QEMU, also in other root file systems, until stop is called. Where the
-// machine already does, it changes nothing.
+// emulate has the kernel run binaries of another processor by QEMU, also in other root file systems, until stop is
+// called. Where the machine already does, it changes nothing.
 func emulate(ctx context.Context, progress io.Writer, goarch string) (stop func(), err error) {
 	e, ok := emulators[goarch]
 	if !ok {

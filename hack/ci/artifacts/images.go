@@ -1,7 +1,7 @@
 // Package artifacts builds Evenkeel's binaries, container images and Python package.
 //
-// The binaries are built on this machine into dist/ and copied into the images. So an image build needs no compiler and, with a
-// base image that is built here, no registry.
+// The binaries are built on this machine into dist/ and copied into the images. So an image build needs no compiler
+// and, with a base image that is built here, no registry.
 package artifacts
 
 import (
@@ -53,8 +53,9 @@ const keyLabel = "evenkeel.dev/made-from"
 // PluginDir is where the plugin's files lie inside the plugin image.
 const PluginDir = "/plugin"
 
-// Libraries are the names of the plugin in images and wheel: those by which NCCL, and RCCL on AMD's GPUs, find it when they are given
-// its name, and those that they load without being asked. The first one's path is for those that take a path.
+// Libraries are the names of the plugin in images and wheel: those by which NCCL, and RCCL on AMD's GPUs, find it when
+// they are given its name, and those that they load without being asked. The first one's path is for those that take a
+// path.
 var Libraries = []string{"libnccl-net-evenkeel.so", "libnccl-net.so", RCCLLibrary, "librccl-net.so"}
 
 // RCCLLibrary is the name by which RCCL finds the plugin for NCCL_NET_PLUGIN=evenkeel.
@@ -67,11 +68,11 @@ const MPILibrary = "libevenkeel-mpi.so"
 type Builder struct {
 	// Registry uses the base images of the Dockerfiles, from their registries, instead of one that is built here.
 	Registry bool
-	// Arch is the processor that is built for, as Go names it: amd64 or arm64. Empty: this machine's. What is for another one is in
-	// dist/linux-ARCH, and its images have that in their tags.
+	// Arch is the processor that is built for, as Go names it: amd64 or arm64. Empty: this machine's. What is for another
+	// one is in dist/linux-ARCH, and its images have that in their tags.
 	Arch string
-	// Quick leaves out what takes most of a build and changes only how fast the programs are: link-time optimization of Rust's, and
-	// inlining in Go's. It is for tests and for trying things out.
+	// Quick leaves out what takes most of a build and changes only how fast the programs are: link-time optimization of
+	// Rust's, and inlining in Go's. It is for tests and for trying things out.
 	Quick bool
 	// Stamp writes the commit into Go's programs, which takes a repository of git.
 	Stamp bool
@@ -131,8 +132,8 @@ func (b Builder) Dist(ctx context.Context) error {
 	return b.Go(ctx, root, "linux", b.arch(), dist+"/", "./operator/cmd/evenkeel-operator", "./operator/cmd/evenkeel-install", "./operator/cmd/evenkeel-nvsentinel-check")
 }
 
-// Go builds programs of the operator's module for an operating system and a processor: static, and without paths of this machine.
-// To is a file, or a folder with a slash behind it.
+// Go builds programs of the operator's module for an operating system and a processor: static, and without paths of
+// this machine. To is a file, or a folder with a slash behind it.
 func (b Builder) Go(ctx context.Context, root, goos, goarch, to string, packages ...string) error {
 	args, flags := []string{"build", "-ldflags", "-s -w", "-o", to}, toolbox.GoReleaseFlags
 	if b.Quick {
@@ -166,7 +167,8 @@ func (b Builder) tagged(name string) string {
 	return name
 }
 
-// own is the name of an image that is not a base. Those of a release have other names, so that no other build replaces them meanwhile.
+// own is the name of an image that is not a base. Those of a release have other names, so that no other build replaces
+// them meanwhile.
 func (b Builder) own(name string) string {
 	if b.Stamp {
 		name += "-release"
@@ -174,7 +176,8 @@ func (b Builder) own(name string) string {
 	return b.tagged(name)
 }
 
-// mpiHome adds what compilers look for to the folder that has the library for nccl-tests: the header, and the name of every MPI.
+// mpiHome adds what compilers look for to the folder that has the library for nccl-tests: the header, and the name of
+// every MPI.
 func mpiHome(root, home string) error {
 	if err := copyFile(filepath.Join(root, "plugin", "bindings", "mpi", "include", "mpi.h"), filepath.Join(home, "include", "mpi.h")); err != nil {
 		return err
@@ -189,8 +192,8 @@ func mpiHome(root, home string) error {
 	return nil
 }
 
-// debian builds a minimal image of Debian, where no registry can be reached. It has the release of this machine, so that binaries
-// that are built here run in it. It returns the image's id.
+// debian builds a minimal image of Debian, where no registry can be reached. It has the release of this machine, so
+// that binaries that are built here run in it. It returns the image's id.
 func (b Builder) debian(ctx context.Context, root string) (string, error) {
 	release, err := codename("/etc/os-release")
 	if err != nil {
@@ -233,7 +236,8 @@ func (b Builder) debianRelease(ctx context.Context, root, release, name string) 
 	return b.id(ctx, name)
 }
 
-// debootstrap makes the root of a release of Debian in dir, in the place of what is there. Flags are for another distribution.
+// debootstrap makes the root of a release of Debian in dir, in the place of what is there. Flags are for another
+// distribution.
 func (b Builder) debootstrap(ctx context.Context, release, dir string, flags ...string) error {
 	if err := toolbox.EnsurePrograms(ctx, b.progress(), []toolbox.Program{{Name: "debootstrap", Package: "debootstrap"}}); err != nil {
 		return err
@@ -294,8 +298,8 @@ func (b Builder) All(ctx context.Context) ([]string, error) {
 	return append(names, training.name), b.build(ctx, root, training, "")
 }
 
-// Shipped builds the images that are published, and returns their names: operator, plugin, benchmark, reduction server and the check for
-// NVSentinel.
+// Shipped builds the images that are published, and returns their names: operator, plugin, benchmark, reduction server
+// and the check for NVSentinel.
 func (b Builder) Shipped(ctx context.Context) ([]string, error) {
 	if b.foreign() {
 		stop, err := emulate(ctx, b.progress(), b.arch())
@@ -368,8 +372,8 @@ func (b Builder) PyTorch(ctx context.Context) (string, error) {
 // speaks are buildah's flags for the label of an image that speaks a protocol.
 func speaks(protocol string) []string { return []string{"--label", protocolLabel + "=" + protocol} }
 
-// NCCLTests builds NVIDIA's nccl-tests into an image and returns its name. folder has their source; if it is empty, the commit in
-// the Dockerfile is fetched.
+// NCCLTests builds NVIDIA's nccl-tests into an image and returns its name. folder has their source; if it is empty, the
+// commit in the Dockerfile is fetched.
 func (b Builder) NCCLTests(ctx context.Context, folder string) (string, error) {
 	if err := b.ready(ctx); err != nil {
 		return "", err
@@ -424,7 +428,8 @@ type image struct {
 	flags      []string // for buildah, in addition to those of every image
 }
 
-// key is a hash of an image's inputs: the Dockerfile's folder, the arguments and from. An image with the same key is not rebuilt.
+// key is a hash of an image's inputs: the Dockerfile's folder, the arguments and from. An image with the same key is
+// not rebuilt.
 func (i image) key(root string, from string) (string, error) {
 	hash := sha256.New()
 	fmt.Fprintf(hash, "%q %q\n", i.args, from)
@@ -461,7 +466,8 @@ func (b Builder) id(ctx context.Context, name string) (string, error) {
 // build builds the image, with the key as a label if there is one.
 func (b Builder) build(ctx context.Context, root string, i image, key string) error {
 	b.report("building image " + i.name)
-	// chroot isolation needs neither user namespaces nor a container runtime; a fixed time keeps digests equal for equal content.
+	// chroot isolation needs neither user namespaces nor a container runtime; a fixed time keeps digests equal for equal
+	// content.
 	argv := []string{"build", "--isolation", "chroot", "--layers=false", "--timestamp", "0", "-f", i.file, "-t", i.name}
 	if !b.Registry {
 		argv = append(argv, "--pull=never")

@@ -39,8 +39,8 @@ type index struct {
 // A PlatformImage is an image of buildah's storage for one processor, as Go names it.
 type PlatformImage struct{ Name, Arch string }
 
-// Layout writes images, each for another processor, as one image with an index into an OCI image layout in the folder to, with a tag,
-// and returns the index's digest.
+// Layout writes images, each for another processor, as one image with an index into an OCI image layout in the folder
+// to, with a tag, and returns the index's digest.
 func (b Builder) Layout(ctx context.Context, images []PlatformImage, tag, to string) (digest string, err error) {
 	for _, i := range images {
 		if err := b.run(ctx, "", nil, "buildah", "push", "--format", "oci", i.Name, "oci:"+to+":"+i.Arch); err != nil {

@@ -7,11 +7,12 @@ import (
 	"regexp"
 )
 
-// protocolLabel is the label of images of the plugin and of the reduction servers that says which protocols they speak. Tags end with
-// the same after -p, so that the operator can compare images without reading a registry.
+// protocolLabel is the label of images of the plugin and of the reduction servers that says which protocols they speak.
+// Tags end with the same after -p, so that the operator can compare images without reading a registry.
 const protocolLabel = "evenkeel.dev/protocol"
 
-// Protocol is the protocols that the plugin of a checkout speaks, such as 7.2: the version among peers, and that with reduction servers.
+// Protocol is the protocols that the plugin of a checkout speaks, such as 7.2: the version among peers, and that with
+// reduction servers.
 func Protocol(root string) (string, error) {
 	peers, err := constant(filepath.Join(root, "plugin", "crates", "protocol", "src", "handshake", "hello.rs"), "PROTOCOL_VERSION")
 	if err != nil {

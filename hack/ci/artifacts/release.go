@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// GlibcVersion is the oldest glibc that what is shipped runs with: that of RHEL 8. Debian 11 and Ubuntu 20.04 have 2.31.
-	// Rust's standard library needs getrandom, which 2.25 brought.
+	// GlibcVersion is the oldest glibc that what is shipped runs with: that of RHEL 8. Debian 11 and Ubuntu 20.04 have
+	// 2.31. Rust's standard library needs getrandom, which 2.25 brought.
 	GlibcVersion = "2.28"
 
 	// zig's linker brings the symbol versions of every glibc, so no sysroot of an old distribution is needed.
@@ -29,12 +29,13 @@ const (
 	auditableVersion = "0.7.7"
 )
 
-// shipped are the packages of the plugin's workspace that are in images and wheels. They are built together: cargo chooses the features
-// of what they share by all of them, so that the plugin has the same bytes everywhere, and maturin finds what the Python package needs.
+// shipped are the packages of the plugin's workspace that are in images and wheels. They are built together: cargo
+// chooses the features of what they share by all of them, so that the plugin has the same bytes everywhere, and maturin
+// finds what the Python package needs.
 var shipped = []string{"evenkeel-nccl-plugin", "evenkeel-bench", "evenkeel-mpi", "evenkeel-reduction-server", "evenkeel-python"}
 
-// Rust builds what is shipped of the plugin's workspace for this machine's processor, and returns the folder that has the programs and
-// libraries under cargo's names for them. Quick is [Builder]'s.
+// Rust builds what is shipped of the plugin's workspace for this machine's processor, and returns the folder that has
+// the programs and libraries under cargo's names for them. Quick is [Builder]'s.
 func Rust(ctx context.Context, root string, progress io.Writer, quick bool) (string, error) {
 	t, err := newToolchain(ctx, root, progress, runtime.GOARCH)
 	if err != nil {
@@ -79,7 +80,8 @@ func newToolchain(ctx context.Context, root string, progress io.Writer, goarch s
 	t.env = append(os.Environ(), withoutPaths(root, t.folder),
 		"CARGO_TARGET_"+strings.ToUpper(name)+"_LINKER="+linker, "CC_"+name+"="+linker, "AR_"+name+"="+archiver,
 		"SOURCE_DATE_EPOCH="+strconv.Itoa(wheelTime),
-		// Without this file, maturin describes Python to PyO3 in another place than cargo does, and each builds PyO3 after the other.
+		// Without this file, maturin describes Python to PyO3 in another place than cargo does, and each builds PyO3 after
+		// the other.
 		"PYO3_CONFIG_FILE="+filepath.Join(root, "plugin", "bindings", "python", "pyo3-config.txt"),
 		"PATH="+filepath.Dir(maturin)+string(os.PathListSeparator)+os.Getenv("PATH"))
 	return t, nil
@@ -101,8 +103,8 @@ func (t *toolchain) script(name, command string) (string, error) {
 	return path, nil
 }
 
-// programs builds the shipped packages: optimized, for glibc of [GlibcVersion] or later, without paths of this machine, and with the list
-// of its crates in each binary if listed. It returns the folder in which cargo leaves them.
+// programs builds the shipped packages: optimized, for glibc of [GlibcVersion] or later, without paths of this machine,
+// and with the list of its crates in each binary if listed. It returns the folder in which cargo leaves them.
 func (t *toolchain) programs(ctx context.Context, progress io.Writer, quick, listed bool) (string, error) {
 	args := []string{"build", "--profile", profile(quick), "--locked", "--target", t.target}
 	env := t.env
@@ -141,8 +143,8 @@ func targetFolder(root string) string {
 	return filepath.Join(root, "plugin", "target")
 }
 
-// withoutPaths is the variable that keeps the folders of this machine out of what rustc builds, so that two machines build the same
-// bytes. The flags of the environment are not used.
+// withoutPaths is the variable that keeps the folders of this machine out of what rustc builds, so that two machines
+// build the same bytes. The flags of the environment are not used.
 func withoutPaths(root, target string) string {
 	var flags []string
 	home := os.Getenv("CARGO_HOME")
@@ -187,8 +189,8 @@ func rustTarget(goarch string) (string, error) {
 	return "", fmt.Errorf("nothing is shipped for %s: build on amd64 or arm64", goarch)
 }
 
-// CheckGlibc returns an error if a program or library needs symbols that glibc has only since a later version than limit, such as
-// "2.28". It names the file and a symbol.
+// CheckGlibc returns an error if a program or library needs symbols that glibc has only since a later version than
+// limit, such as "2.28". It names the file and a symbol.
 func CheckGlibc(path, limit string) error {
 	file, err := elf.Open(path)
 	if err != nil {
@@ -209,8 +211,8 @@ func CheckGlibc(path, limit string) error {
 	return errors.Join(late...)
 }
 
-// laterVersion reports whether version a, numbers with dots between them, is later than b. What is no number ("PRIVATE") is later than
-// all.
+// laterVersion reports whether version a, numbers with dots between them, is later than b. What is no number
+// ("PRIVATE") is later than all.
 func laterVersion(a, b string) bool {
 	x, y := strings.Split(a, "."), strings.Split(b, ".")
 	for i := range max(len(x), len(y)) {

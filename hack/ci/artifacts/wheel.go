@@ -18,12 +18,12 @@ import (
 // maturinVersion is also in plugin/bindings/python/pyproject.toml, for builds without this program.
 const maturinVersion = "1.16.0"
 
-// wheelTime is the time of the files in a wheel, in seconds of Unix: the beginning of 1980, before which ZIP has no time. Cargo has it
-// too, as it builds C anew when the time is another.
+// wheelTime is the time of the files in a wheel, in seconds of Unix: the beginning of 1980, before which ZIP has no
+// time. Cargo has it too, as it builds C anew when the time is another.
 const wheelTime = 315532800
 
-// Wheel builds the wheel for this machine's processor, for Python 3.11 and later and glibc of [GlibcVersion] or later, and returns its
-// path in dist/wheel/. Quick is [Builder]'s.
+// Wheel builds the wheel for this machine's processor, for Python 3.11 and later and glibc of [GlibcVersion] or later,
+// and returns its path in dist/wheel/. Quick is [Builder]'s.
 func Wheel(ctx context.Context, root string, progress io.Writer, quick bool) (string, error) {
 	return Builder{Quick: quick, Progress: progress}.Wheel(ctx, root, filepath.Join(root, "dist", "wheel"))
 }
@@ -80,8 +80,9 @@ func (t *toolchain) wheel(ctx context.Context, progress io.Writer, quick bool, o
 	return wheels[0], withoutCheckout(wheels[0], t.root)
 }
 
-// unpackWheel puts what a wheel would install into a folder for PYTHONPATH, in the place of what is there: the package, and the metadata
-// by which torch finds its backend. It leaves out the plugin, which the images have beside that folder.
+// unpackWheel puts what a wheel would install into a folder for PYTHONPATH, in the place of what is there: the package,
+// and the metadata by which torch finds its backend. It leaves out the plugin, which the images have beside that
+// folder.
 func unpackWheel(wheel, folder string) error {
 	if err := os.RemoveAll(folder); err != nil {
 		return fmt.Errorf("clear %s: %w", folder, err)

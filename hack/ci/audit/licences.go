@@ -10,11 +10,12 @@ import (
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
-// allowed are the licences of Go modules that may be in programs of the Apache License 2.0, by their names in SPDX. plugin/deny.toml
-// has those of crates.
+// allowed are the licences of Go modules that may be in programs of the Apache License 2.0, by their names in SPDX.
+// plugin/deny.toml has those of crates.
 var allowed = []string{"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT"}
 
-// checkLicences reads syft's own JSON. A module needs at least one licence that is known, and no known one that is not allowed.
+// checkLicences reads syft's own JSON. A module needs at least one licence that is known, and no known one that is not
+// allowed.
 func checkLicences(bill []byte) error {
 	var document struct {
 		Artifacts []struct {

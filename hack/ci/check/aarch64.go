@@ -11,7 +11,8 @@ import (
 // aarch64Target needs no C compiler, no libraries, and no linker other than Rust's own.
 const aarch64Target = "aarch64-unknown-linux-musl"
 
-// aarch64 runs the tests of processor-dependent code on an emulated aarch64, and there the binaries that are shipped for it.
+// aarch64 runs the tests of processor-dependent code on an emulated aarch64, and there the binaries that are shipped
+// for it.
 func aarch64(ctx context.Context, t *task) error {
 	const emulator = "qemu-aarch64-static"
 	if err := toolbox.EnsurePrograms(ctx, t.progress(), []toolbox.Program{{Name: emulator, Package: "qemu-user-static"}}); err != nil {

@@ -14,7 +14,8 @@ import (
 // loadCommand is the hidden command of a process that only computes.
 const loadCommand = "compute-until-killed"
 
-// startLoad starts processes that keep processors busy, at the usual priority, until stop is called or this process ends.
+// startLoad starts processes that keep processors busy, at the usual priority, until stop is called or this process
+// ends.
 func startLoad(n int) (stop func() error, err error) {
 	self, err := os.Executable()
 	if err != nil {

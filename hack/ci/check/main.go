@@ -1,4 +1,5 @@
-// Command check runs the project's tests, stage by stage and several at a time, and counts passed, failed and skipped tests.
+// Command check runs the project's tests, stage by stage and several at a time, and counts passed, failed and skipped
+// tests.
 package main
 
 import (
@@ -30,7 +31,8 @@ func main() {
 	}
 }
 
-// setEnvironment gives all that this program starts the same settings of Go as the Makefile, so that they share one build cache.
+// setEnvironment gives all that this program starts the same settings of Go as the Makefile, so that they share one
+// build cache.
 func setEnvironment() error {
 	flags := os.Getenv("GOFLAGS")
 	if !slices.Contains(strings.Fields(flags), "-trimpath") {

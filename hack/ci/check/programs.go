@@ -75,8 +75,8 @@ func (t *task) show(ctx context.Context, cmd *exec.Cmd) error {
 // A goProgram is a compiled test program of a Go package.
 type goProgram struct{ pkg, dir, path string }
 
-// compileGo compiles the tests of packages, for the stage that runs them. With tags, it leaves out packages that have no test which needs
-// them, as stage unit runs those, and what the function leaves out.
+// compileGo compiles the tests of packages, for the stage that runs them. With tags, it leaves out packages that have
+// no test which needs them, as stage unit runs those, and what the function leaves out.
 func (t *task) compileGo(ctx context.Context, tests affected.Packages, leftOut func(pkg string) bool) error {
 	files, order, err := t.listGo(ctx, tests.Tags, tests.Patterns...)
 	if err != nil {
@@ -254,7 +254,8 @@ func (t *task) cargoTest(ctx context.Context, name string, env []string, args ..
 	t.programEnded(name, t.console.now().Sub(began))
 }
 
-// pythonTests runs the tests of a folder. They must import the installed package, so they run in a folder without its source.
+// pythonTests runs the tests of a folder. They must import the installed package, so they run in a folder without its
+// source.
 func (t *task) pythonTests(ctx context.Context, folder, python string, env ...string) error {
 	began := t.console.now()
 	events, theirs, err := os.Pipe()

@@ -14,8 +14,8 @@ import (
 	"evenkeel.dev/evenkeel/hack/lab/rdma/vm"
 )
 
-// rdmaTests are the Rust tests that run in the lab: the targets of the test programs, the lab's topology, and the programs' arguments.
-// There is one virtual machine for each topology, and its programs run one after the other.
+// rdmaTests are the Rust tests that run in the lab: the targets of the test programs, the lab's topology, and the
+// programs' arguments. There is one virtual machine for each topology, and its programs run one after the other.
 var rdmaTests = []struct {
 	targets     []string
 	topology    vm.Topology
@@ -58,7 +58,8 @@ type rdmaProgram struct {
 // rdmaTimeout is that of one program. The virtual machine may take longer to start and to end.
 const rdmaTimeout = 10 * time.Minute
 
-// rdma runs the tests that need the lab with a topology. If the machine cannot have it, each row of the table counts as a skipped test.
+// rdma runs the tests that need the lab with a topology. If the machine cannot have it, each row of the table counts as
+// a skipped test.
 func rdma(topology vm.Topology) func(context.Context, *task) error {
 	return func(ctx context.Context, t *task) error {
 		var programs []rdmaProgram

@@ -17,8 +17,8 @@ import (
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
-// A filter that matches no test runs nothing, without an error. So each filter must match a module, or the beginning of a
-// function's name in a file of that module.
+// A filter that matches no test runs nothing, without an error. So each filter must match a module, or the beginning of
+// a function's name in a file of that module.
 func TestRDMAFiltersMatchRustTests(t *testing.T) {
 	root, err := toolbox.Root()
 	if err != nil {

@@ -162,8 +162,8 @@ func names(list []stage) []string {
 	return all
 }
 
-// runAndReport runs stages, writes their results and prints the slowest tests, the failed ones, the stages and the total. It closes the
-// session.
+// runAndReport runs stages, writes their results and prints the slowest tests, the failed ones, the stages and the
+// total. It closes the session.
 func (s *session) runAndReport(ctx context.Context, chosen []stage, o runOptions, leftOut []string) error {
 	started := time.Now()
 	err := s.execute(ctx, s.jobsOf(chosen), o)

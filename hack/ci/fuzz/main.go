@@ -94,7 +94,8 @@ func fuzz(ctx context.Context, o options) error {
 
 // build builds a target, or all of them, and returns their programs by name.
 func build(ctx context.Context, root, target string) (map[string]string, error) {
-	// This variable goes before all other flags. They are not for build scripts, so the processor is named, even if it is this one.
+	// This variable goes before all other flags. They are not for build scripts, so the processor is named, even if it is
+	// this one.
 	if err := os.Setenv("CARGO_ENCODED_RUSTFLAGS", strings.Join(flags, "\x1f")); err != nil {
 		return nil, fmt.Errorf("flags of rustc: %w", err)
 	}

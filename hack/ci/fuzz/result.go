@@ -10,7 +10,8 @@ import (
 type result struct {
 	target     string
 	executions string
-	// covered is the number of places in the code that an input has reached, of which there are places. Most are in libraries.
+	// covered is the number of places in the code that an input has reached, of which there are places. Most are in
+	// libraries.
 	covered, places string
 	// inputs is the number of inputs that are kept: each reaches something that the others do not.
 	inputs string

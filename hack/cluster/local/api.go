@@ -98,8 +98,8 @@ func (a *api) nodesReady(ctx context.Context, c Config) error {
 	return checkNodes(list.Items, c)
 }
 
-// podsAllowed returns nil when pods can be created: each needs its namespace's service account, which the controller manager
-// creates.
+// podsAllowed returns nil when pods can be created: each needs its namespace's service account, which the controller
+// manager creates.
 func (a *api) podsAllowed(ctx context.Context) error {
 	_, err := a.get(ctx, "/api/v1/namespaces/default/serviceaccounts/default")
 	return err

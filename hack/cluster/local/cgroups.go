@@ -52,8 +52,9 @@ func onlyV2(all []hierarchy) bool { return len(all) == 1 && all[0].controllers =
 
 // makeCgroups creates a group of the given name in every tree, for a node, and returns their folders.
 //
-// In a version 1 tree the group is created below the caller's own, whose limits then apply to the cluster too. Where version 2 is
-// alone it is created at the root of the tree: a group with processes, such as the caller's, cannot delegate controllers.
+// In a version 1 tree the group is created below the caller's own, whose limits then apply to the cluster too. Where
+// version 2 is alone it is created at the root of the tree: a group with processes, such as the caller's, cannot
+// delegate controllers.
 func makeCgroups(name string) ([]string, error) {
 	const root = "/sys/fs/cgroup"
 	all, err := ownHierarchies()
@@ -136,8 +137,8 @@ func joinCgroups(dirs []string) error {
 	return nil
 }
 
-// removeCgroups kills every process in the groups and removes them with all groups below. A group can be removed only when its
-// last process has been reaped, so it retries until the timeout.
+// removeCgroups kills every process in the groups and removes them with all groups below. A group can be removed only
+// when its last process has been reaped, so it retries until the timeout.
 func removeCgroups(dirs []string, timeout time.Duration) error {
 	return poll(timeout, 50*time.Millisecond, nil, func() error {
 		var all []error

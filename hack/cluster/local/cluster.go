@@ -1,9 +1,10 @@
-// Package local runs a real Kubernetes cluster on this machine. Control plane, image registry and DNS are processes; nodes have
-// containerd and a kubelet, each node in Linux namespaces of its own. It needs root, but neither a container engine nor a
-// registry; the programs come from [toolbox] and from Debian.
+// Package local runs a real Kubernetes cluster on this machine. Control plane, image registry and DNS are processes;
+// nodes have containerd and a kubelet, each node in Linux namespaces of its own. It needs root, but neither a container
+// engine nor a registry; the programs come from [toolbox] and from Debian.
 //
-// A cluster has one owner, a detached supervisor process. When that exits, by [Down], by a crash or by kill -9, every process of the
-// cluster exits too. The rest (network namespaces, cgroups, files) is removed by the next [Down] or [Up] of the same name.
+// A cluster has one owner, a detached supervisor process. When that exits, by [Down], by a crash or by kill -9, every
+// process of the cluster exits too. The rest (network namespaces, cgroups, files) is removed by the next [Down] or [Up]
+// of the same name.
 package local
 
 import (
@@ -50,8 +51,8 @@ var programs = []toolbox.Program{
 // Tools are the names of what a cluster runs from the toolbox.
 var Tools = []string{"kubernetes", "etcd", "containerd", "coredns", "pause"}
 
-// Up starts a cluster, or returns the one of that name if it runs with the same settings. A cluster that does not answer is taken
-// down and restarted. If ctx ends before the cluster is up, it is removed.
+// Up starts a cluster, or returns the one of that name if it runs with the same settings. A cluster that does not
+// answer is taken down and restarted. If ctx ends before the cluster is up, it is removed.
 func Up(ctx context.Context, c Config) (*Cluster, error) {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -115,8 +116,8 @@ func Open(name string) (*Cluster, error) {
 	return &Cluster{config: v.Config, state: s, owner: o}, nil
 }
 
-// Down stops a cluster and removes everything that it has created, also after its supervisor was killed. It is no error if there is
-// none.
+// Down stops a cluster and removes everything that it has created, also after its supervisor was killed. It is no error
+// if there is none.
 func Down(ctx context.Context, name string) error {
 	s, err := stateOf(name)
 	if err != nil {
@@ -142,8 +143,8 @@ func (c *Cluster) KubectlEnv() []string { return []string{"KUBECONFIG=" + c.Kube
 // Logs returns the folder with the logs of the control plane's processes, and a folder for each node.
 func (c *Cluster) Logs() string { return c.state.logs() }
 
-// Shared returns the path of a folder that the machine and all nodes have, on the machine and on a node. Of /run, /tmp and /var a node
-// has its own.
+// Shared returns the path of a folder that the machine and all nodes have, on the machine and on a node. Of /run, /tmp
+// and /var a node has its own.
 func (c *Cluster) Shared() (machine, node string) { return c.state.shared(), sharedView }
 
 // Nodes returns the names of the nodes.
@@ -187,8 +188,8 @@ func (c *Cluster) Command(ctx context.Context, node string, argv ...string) (*ex
 	return cmd, nil
 }
 
-// PretendDevice prepares a command that registers a number of devices that do not exist, as an extended resource of a node. They
-// are available as long as it runs.
+// PretendDevice prepares a command that registers a number of devices that do not exist, as an extended resource of a
+// node. They are available as long as it runs.
 func (c *Cluster) PretendDevice(ctx context.Context, node, resource string, count int) (*exec.Cmd, error) {
 	return c.Command(ctx, node, programView, rolePretendDevice, resource, strconv.Itoa(count))
 }
@@ -402,8 +403,8 @@ func (s state) writeKeys(c Config) error {
 
 const programPackage = toolbox.Module + "/hack/cluster"
 
-// installProgram installs the program with the roles at path. It is a copy of this one if it is that program, as "go run" removes
-// its binary at the end; else it is built from the checkout.
+// installProgram installs the program with the roles at path. It is a copy of this one if it is that program, as "go
+// run" removes its binary at the end; else it is built from the checkout.
 func installProgram(ctx context.Context, path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err

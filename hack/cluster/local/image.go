@@ -9,8 +9,8 @@ import (
 	"runtime"
 )
 
-// pauseArchive creates an image archive, in the format of "docker save", with nothing but the given static program. That program
-// keeps a pod's namespaces open.
+// pauseArchive creates an image archive, in the format of "docker save", with nothing but the given static program.
+// That program keeps a pod's namespaces open.
 func pauseArchive(program []byte) ([]byte, error) {
 	layer, err := tarOf(file{"pause", 0o755, program})
 	if err != nil {

@@ -356,7 +356,8 @@ func await(t *testing.T, what string, check func() error) {
 	}
 }
 
-// noProcessOf returns an error with the processes that have the cluster's folder in their command lines, or run in its network.
+// noProcessOf returns an error with the processes that have the cluster's folder in their command lines, or run in its
+// network.
 func noProcessOf(s state) error {
 	var left []string
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -380,8 +381,8 @@ func noProcessOf(s state) error {
 	return nil
 }
 
-// machineState lists the machine's state that a cluster must not change. It omits what other programs change at the same time:
-// counters, and namespaces of others.
+// machineState lists the machine's state that a cluster must not change. It omits what other programs change at the
+// same time: counters, and namespaces of others.
 func machineState(t *testing.T) map[string][]string {
 	t.Helper()
 	found := map[string][]string{}

@@ -21,8 +21,8 @@ const loadTimeout = 10 * time.Minute
 // Load puts an image into the cluster's registry and returns the reference
 // that pods use, pinned by digest: 10.88.0.1:5000/NAME@sha256:...
 //
-// The image is a name in buildah's storage (localhost/NAME:TAG), or the path of an archive file of "docker save" or "buildah push
-// oci-archive:". An archive's name in the registry is its file's, without extension.
+// The image is a name in buildah's storage (localhost/NAME:TAG), or the path of an archive file of "docker save" or
+// "buildah push oci-archive:". An archive's name in the registry is its file's, without extension.
 func (c *Cluster) Load(ctx context.Context, image string) (pinned string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()

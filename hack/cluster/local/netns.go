@@ -16,11 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A netThread is an operating system thread that stays in one network namespace. Functions that it runs and processes that it
-// starts use that network.
+// A netThread is an operating system thread that stays in one network namespace. Functions that it runs and processes
+// that it starts use that network.
 //
-// The thread runs until the netThread is closed. That matters to its children: Linux sends a child its parent-death signal when the
-// thread that started it exits, not the process.
+// The thread runs until the netThread is closed. That matters to its children: Linux sends a child its parent-death
+// signal when the thread that started it exits, not the process.
 type netThread struct {
 	work chan func()
 	quit chan struct{}
@@ -55,8 +55,8 @@ func newNetThread(name string) (*netThread, error) {
 	return t, <-entered
 }
 
-// onOwnThread runs f locked to a thread that is not the process's main one: other programs take the main thread's network for the
-// process's.
+// onOwnThread runs f locked to a thread that is not the process's main one: other programs take the main thread's
+// network for the process's.
 func onOwnThread(f func()) {
 	runtime.LockOSThread()
 	if unix.Gettid() != os.Getpid() {

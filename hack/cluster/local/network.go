@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// makeNetwork creates the cluster's network: a bridge in the namespace "fabric", and one link from it to the control plane and to
-// each node. The machine's own network namespace is not changed.
+// makeNetwork creates the cluster's network: a bridge in the namespace "fabric", and one link from it to the control
+// plane and to each node. The machine's own network namespace is not changed.
 func makeNetwork(ctx context.Context, c Config) error {
 	fabric, cp := netnsName(c.Name, "fabric"), netnsName(c.Name, "cp")
 	if err := markNetnsFolder(); err != nil {
@@ -85,8 +85,8 @@ func makeHost(ctx context.Context, fabric, netns, port, ip string) error {
 	return setNetSysctl(netns, "net/ipv4/ip_forward", "1")
 }
 
-// LimitLink limits both directions of a node's link to a rate in tc's units, such as 100mbit. Without one, the link gets the rate
-// of the cluster's start.
+// LimitLink limits both directions of a node's link to a rate in tc's units, such as 100mbit. Without one, the link
+// gets the rate of the cluster's start.
 func (c *Cluster) LimitLink(ctx context.Context, node, rate string) error {
 	plan, err := c.config.node(node)
 	if err != nil {
@@ -148,8 +148,8 @@ func removeNetwork(ctx context.Context, cluster string) error {
 
 const netnsFolder = "/run/netns"
 
-// The folder of "ip netns" is a mount, which is created with the first namespace. A mark beside the clusters' folders records that
-// a cluster created it, so that the last cluster can remove it.
+// The folder of "ip netns" is a mount, which is created with the first namespace. A mark beside the clusters' folders
+// records that a cluster created it, so that the last cluster can remove it.
 func netnsMark() (string, error) {
 	root, err := stateRoot()
 	return filepath.Join(root, "netns-folder"), err

@@ -19,10 +19,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A node has three processes of this program. The supervisor starts holdNode on the machine, which joins the node's cgroups and
-// network and starts initNode. That is the first process of the node's mount, pid, uts, ipc and cgroup namespaces. It mounts the
-// node's file system and starts runNode, which runs containerd, the kubelet and kube-proxy. When any of them dies, the kernel kills
-// everything below it.
+// A node has three processes of this program. The supervisor starts holdNode on the machine, which joins the node's
+// cgroups and network and starts initNode. That is the first process of the node's mount, pid, uts, ipc and cgroup
+// namespaces. It mounts the node's file system and starts runNode, which runs containerd, the kubelet and kube-proxy.
+// When any of them dies, the kernel kills everything below it.
 
 // holdNode runs a node and returns when the node has exited.
 func holdNode(s state, name string) error {
@@ -68,8 +68,8 @@ func holdNode(s state, name string) error {
 	return cmd.Wait()
 }
 
-// leafGroup is the group of a version 2 node's first processes. The group above has no processes, so that it can delegate
-// controllers.
+// leafGroup is the group of a version 2 node's first processes. The group above has no processes, so that it can
+// delegate controllers.
 const leafGroup = "init"
 
 // leaveForLeaf moves the calling process to the leaf of a version 2 group.
@@ -111,7 +111,8 @@ func (c Config) node(name string) (nodePlan, error) {
 	return nodePlan{}, fmt.Errorf("cluster %q has no node %q: its nodes are n1 to n%d", c.Name, name, c.Nodes)
 }
 
-// initNode is the first process of a node: it mounts the file system, then reaps orphans until the node's programs exit.
+// initNode is the first process of a node: it mounts the file system, then reaps orphans until the node's programs
+// exit.
 func initNode(s state, name string) error {
 	v, err := s.settings()
 	if err != nil {
@@ -176,8 +177,8 @@ func (m *mounter) dirs(paths ...string) {
 // bind bind-mounts a folder or file, creating the target folder.
 func (m *mounter) bind(source, target string) { m.mount(source, target, "", unix.MS_BIND, "") }
 
-// mountFileSystem mounts the node's own /proc, /sys, /run, /var and /tmp; the rest of the file system is the machine's. All mounts belong to
-// the node's mount namespace.
+// mountFileSystem mounts the node's own /proc, /sys, /run, /var and /tmp; the rest of the file system is the machine's.
+// All mounts belong to the node's mount namespace.
 func mountFileSystem(s state, t tools, name string) error {
 	var m mounter
 	// From here on mounts are invisible outside.
@@ -276,8 +277,9 @@ var kubeletSysctls = map[string]string{
 	"kernel/keys/root_maxbytes": "25000000",
 }
 
-// coverSysctls prevents the node's programs from changing the machine's settings. Those that the kubelet requires are covered by
-// files with the right values. The rest is read-only, except for those of the network, which are the node's own.
+// coverSysctls prevents the node's programs from changing the machine's settings. Those that the kubelet requires are
+// covered by files with the right values. The rest is read-only, except for those of the network, which are the node's
+// own.
 func coverSysctls() error {
 	var m mounter
 	m.bind("/proc/sys", "/proc/sys")

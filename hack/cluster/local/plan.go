@@ -2,8 +2,8 @@ package local
 
 import "fmt"
 
-// The address plan. All addresses are in the cluster's own network namespaces. So two clusters use the same addresses, and the
-// machine's own network has none of them.
+// The address plan. All addresses are in the cluster's own network namespaces. So two clusters use the same addresses,
+// and the machine's own network has none of them.
 const (
 	// ControlPlaneIP is where the API server, DNS and the registry listen.
 	ControlPlaneIP = "10.88.0.1"

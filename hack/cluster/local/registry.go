@@ -5,8 +5,8 @@ import (
 	"net"
 )
 
-// DialRegistry returns a function that connects to the cluster's registry, which listens in the cluster's network only, and one that
-// ends this. The network and the address that it is given are not used.
+// DialRegistry returns a function that connects to the cluster's registry, which listens in the cluster's network only,
+// and one that ends this. The network and the address that it is given are not used.
 func (c *Cluster) DialRegistry() (dial func(ctx context.Context, network, address string) (net.Conn, error), end func(), err error) {
 	thread, err := newNetThread(netnsName(c.config.Name, "cp"))
 	if err != nil {

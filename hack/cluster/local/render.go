@@ -89,8 +89,8 @@ func registryHosts() string {
 	return fmt.Sprintf("server = \"http://%[1]s\"\n[host.\"http://%[1]s\"]\n  capabilities = [\"pull\", \"resolve\"]\n", Registry)
 }
 
-// containerdConfig is containerd 2's configuration. keepOOMScore is for a machine where not even root may lower a process's
-// out-of-memory score: containerd then does not change it, where it would fail every pod.
+// containerdConfig is containerd 2's configuration. keepOOMScore is for a machine where not even root may lower a
+// process's out-of-memory score: containerd then does not change it, where it would fail every pod.
 func containerdConfig(keepOOMScore bool) string {
 	return fmt.Sprintf(`version = 3
 [plugins.'io.containerd.internal.v1.opt']
@@ -125,8 +125,8 @@ func cniConfig(podCIDR string) string {
 `, podCIDR)
 }
 
-// kubeletConfig has eviction limits for memory only, as the disk is the machine's. Volumes of Secrets follow within 5 seconds. With the
-// usual minute, a controller that makes its own certificate is ready a minute later.
+// kubeletConfig has eviction limits for memory only, as the disk is the machine's. Volumes of Secrets follow within 5
+// seconds. With the usual minute, a controller that makes its own certificate is ready a minute later.
 func kubeletConfig() string {
 	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration

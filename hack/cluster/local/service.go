@@ -21,8 +21,8 @@ type service struct {
 	env  []string // besides the environment of its owner
 }
 
-// A keeper runs services. It restarts a service that exits, until its context ends, and then kills it. The kernel kills a service
-// that outlives its keeper.
+// A keeper runs services. It restarts a service that exits, until its context ends, and then kills it. The kernel kills
+// a service that outlives its keeper.
 type keeper struct {
 	// thread starts the services, and must run as long as they do.
 	thread *netThread

@@ -45,8 +45,8 @@ type supervisor struct {
 	crashes map[string]int
 }
 
-// supervise runs a cluster until ctx ends, and reports to up. It stops when consent ends without the line to keep the cluster, as
-// the command that started it was interrupted.
+// supervise runs a cluster until ctx ends, and reports to up. It stops when consent ends without the line to keep the
+// cluster, as the command that started it was interrupted.
 func supervise(ctx context.Context, s state, up io.Writer, consent io.Reader) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -82,7 +82,8 @@ func supervise(ctx context.Context, s state, up io.Writer, consent io.Reader) er
 	return errors.Join(err, release(s, v.Config.Name))
 }
 
-// release removes everything of a cluster outside its folder. It may be repeated, and called for a cluster that does not exist.
+// release removes everything of a cluster outside its folder. It may be repeated, and called for a cluster that does
+// not exist.
 func release(s state, name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
@@ -185,7 +186,8 @@ func (s *supervisor) makeGroups() error {
 	return nil
 }
 
-// forwardFromMachine forwards a port of 127.0.0.1 in the machine's own network to the API server, and writes a kubeconfig with it.
+// forwardFromMachine forwards a port of 127.0.0.1 in the machine's own network to the API server, and writes a
+// kubeconfig with it.
 func (s *supervisor) forwardFromMachine(ctx context.Context, name string) (owner, error) {
 	record, err := processOwner(os.Getpid())
 	if err != nil {

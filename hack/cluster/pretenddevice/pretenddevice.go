@@ -1,5 +1,5 @@
-// Package pretenddevice is a kubelet device plugin whose devices do not exist. The scheduler and the kubelet treat a node as if it
-// had GPUs, or network cards that pods share.
+// Package pretenddevice is a kubelet device plugin whose devices do not exist. The scheduler and the kubelet treat a
+// node as if it had GPUs, or network cards that pods share.
 package pretenddevice
 
 import (
@@ -24,8 +24,8 @@ const DefaultDir = plugin.DevicePluginPath
 
 const (
 	kubeletSocket = "kubelet.sock"
-	// checkInterval is the interval at which the socket is checked. A kubelet that starts empties the folder, and expects plugins
-	// to register again.
+	// checkInterval is the interval at which the socket is checked. A kubelet that starts empties the folder, and expects
+	// plugins to register again.
 	checkInterval = time.Second
 	callTimeout   = 5 * time.Second
 
@@ -38,8 +38,8 @@ func socketName(resource string) string {
 	return "pretend-" + strings.ReplaceAll(resource, "/", "-") + ".sock"
 }
 
-// Run registers count devices of the named resource with the kubelet whose plugin folder is dir, until ctx ends. It registers again
-// whenever the kubelet has restarted.
+// Run registers count devices of the named resource with the kubelet whose plugin folder is dir, until ctx ends. It
+// registers again whenever the kubelet has restarted.
 func Run(ctx context.Context, dir, resource string, count int) error {
 	for {
 		err := serve(ctx, dir, resource, count)

@@ -16,8 +16,8 @@ import (
 
 const downloadTimeout = 10 * time.Minute
 
-// cached returns a folder of the cache. The first time, fill fills it, with another folder for its own files, which is removed. The
-// folder gets its name at the end, so it is complete if it exists.
+// cached returns a folder of the cache. The first time, fill fills it, with another folder for its own files, which is
+// removed. The folder gets its name at the end, so it is complete if it exists.
 func cached(ctx context.Context, progress io.Writer, name string, fill func(work, dir string) error) (_ string, err error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -47,8 +47,8 @@ func cached(ctx context.Context, progress io.Writer, name string, fill func(work
 	return dir, os.Rename(whole, dir)
 }
 
-// unpackSource unpacks an archive of Debian's sources with this SHA-256 digest into dir, without the folder that everything in it is
-// in: all of it, or what matches the patterns.
+// unpackSource unpacks an archive of Debian's sources with this SHA-256 digest into dir, without the folder that
+// everything in it is in: all of it, or what matches the patterns.
 func unpackSource(ctx context.Context, archive, digest, work, dir string, patterns ...string) error {
 	mirror, err := debianMirror(ctx)
 	if err != nil {

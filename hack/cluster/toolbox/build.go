@@ -31,8 +31,8 @@ type job struct {
 
 func (j job) String() string { return j.name + " " + j.version }
 
-// build compiles tools of one folder with one "go build". The work is done in another folder, whose parts are then renamed, so a tool's
-// dir is complete if it exists. The caller holds the locks of all dirs.
+// build compiles tools of one folder with one "go build". The work is done in another folder, whose parts are then
+// renamed, so a tool's dir is complete if it exists. The caller holds the locks of all dirs.
 func build(ctx context.Context, folder string, jobs []job, progress io.Writer) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, buildTimeout)
 	defer cancel()
@@ -146,10 +146,10 @@ func workFolder(dir string) (string, error) {
 	return os.MkdirTemp(filepath.Dir(dir), filepath.Base(unfinished))
 }
 
-// GoFlags are the flags of all builds of Go in this repository, in the Makefile too: with the same flags and the same versions, what
-// programs share is compiled once. Programs are without paths of this machine. Their symbols for debuggers, which take a tenth of the
-// time, are left out, and functions are not inlined, which takes a third. Those of the standard library are: its cryptography would take
-// half again as long.
+// GoFlags are the flags of all builds of Go in this repository, in the Makefile too: with the same flags and the same
+// versions, what programs share is compiled once. Programs are without paths of this machine. Their symbols for
+// debuggers, which take a tenth of the time, are left out, and functions are not inlined, which takes a third. Those of
+// the standard library are: its cryptography would take half again as long.
 const GoFlags = "-trimpath '-gcflags=all=-dwarf=false -l' -gcflags=std=-dwarf=false"
 
 // GoReleaseFlags are those of what is published.
@@ -186,8 +186,8 @@ func lastLines(text string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// Lock locks the file at path, waiting until ctx ends. It calls busy once if another process holds the lock. The kernel releases the
-// lock of a process that dies.
+// Lock locks the file at path, waiting until ctx ends. It calls busy once if another process holds the lock. The kernel
+// releases the lock of a process that dies.
 func Lock(ctx context.Context, path string, busy func()) (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err

@@ -12,8 +12,8 @@ import (
 
 const cargoTimeout = 30 * time.Minute
 
-// CargoTool returns the path of the program of a crate that has the crate's name, such as cargo-deny. It is built once, with the
-// dependencies of the crate's own lock file, and kept in the cache.
+// CargoTool returns the path of the program of a crate that has the crate's name, such as cargo-deny. It is built once,
+// with the dependencies of the crate's own lock file, and kept in the cache.
 func CargoTool(ctx context.Context, progress io.Writer, crate, version string) (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {

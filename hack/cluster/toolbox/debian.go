@@ -22,8 +22,8 @@ type Program struct {
 	Package string // Debian's package that has it
 }
 
-// EnsurePrograms installs the Debian packages of programs that the machine lacks, and reports which. Where it cannot (not Debian,
-// not root, no package source), the error names the packages to install by hand.
+// EnsurePrograms installs the Debian packages of programs that the machine lacks, and reports which. Where it cannot
+// (not Debian, not root, no package source), the error names the packages to install by hand.
 func EnsurePrograms(ctx context.Context, progress io.Writer, programs []Program) error {
 	if len(missing(programs)) == 0 {
 		return nil
@@ -91,8 +91,8 @@ func missing(programs []Program) []string {
 	return slices.Compact(packages)
 }
 
-// forbidServiceStart prevents package installation from starting services, such as docker-registry's, until the returned function
-// is called. It does not change a policy that the machine already has.
+// forbidServiceStart prevents package installation from starting services, such as docker-registry's, until the
+// returned function is called. It does not change a policy that the machine already has.
 func forbidServiceStart() (restore func(), err error) {
 	const policy = "/usr/sbin/policy-rc.d"
 	file, err := os.OpenFile(policy, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)

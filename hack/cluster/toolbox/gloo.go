@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	// glooVersion is the newest of Gloo's sources in Debian, that of testing. Debian builds it without TLS. When testing has a later one,
-	// this one leaves Debian's mirrors: then take that.
+	// glooVersion is the newest of Gloo's sources in Debian, that of testing. Debian builds it without TLS. When testing
+	// has a later one, this one leaves Debian's mirrors: then take that.
 	glooVersion = "0.0~git20250912.d97133a"
 	glooArchive = "pool/main/g/gloo/gloo_" + glooVersion + ".orig.tar.xz"
 	glooSHA256  = "43d930375720059ac67b1619c7d020d5d2cee79757caf4e75a1bfedb8eeb2b42"
 	glooTimeout = 30 * time.Minute
 )
 
-// GlooWithTLS returns a folder with Gloo's headers (include) and its static library (lib/libgloo.a), whose transport over TLS uses this
-// machine's OpenSSL. It is in the cache; the first time it is built from Debian's sources.
+// GlooWithTLS returns a folder with Gloo's headers (include) and its static library (lib/libgloo.a), whose transport
+// over TLS uses this machine's OpenSSL. It is in the cache; the first time it is built from Debian's sources.
 func GlooWithTLS(ctx context.Context, progress io.Writer) (dir, version string, err error) {
 	needed := []Program{{"cmake", "cmake"}, {"make", "make"}, {"g++", "g++"}, {"/usr/include/openssl/ssl.h", "libssl-dev"}}
 	if err := EnsurePrograms(ctx, progress, needed); err != nil {
@@ -57,7 +57,8 @@ func GlooWithTLS(ctx context.Context, progress io.Writer) (dir, version string, 
 	return dir, glooVersion, err
 }
 
-// anyOpenSSL lets Gloo's build take every version of OpenSSL. It asks for 1.1, which is at its end, and needs no more than 3 has too.
+// anyOpenSSL lets Gloo's build take every version of OpenSSL. It asks for 1.1, which is at its end, and needs no more
+// than 3 has too.
 func anyOpenSSL(path string) error {
 	const demand, instead = "find_package(OpenSSL 1.1 REQUIRED EXACT)", "find_package(OpenSSL REQUIRED)"
 	text, err := os.ReadFile(path)

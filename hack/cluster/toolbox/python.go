@@ -34,8 +34,8 @@ func Python(ctx context.Context, progress io.Writer) error {
 	return try()
 }
 
-// PythonTool returns the path of a program of a PyPI package. It is installed into a virtual environment in the cache, together with
-// the packages of with, as in pip ("NAME==VERSION").
+// PythonTool returns the path of a program of a PyPI package. It is installed into a virtual environment in the cache,
+// together with the packages of with, as in pip ("NAME==VERSION").
 func PythonTool(ctx context.Context, progress io.Writer, pkg, version, program string, with ...string) (string, error) {
 	if err := Python(ctx, progress); err != nil {
 		return "", err
@@ -64,8 +64,8 @@ func PythonTool(ctx context.Context, progress io.Writer, pkg, version, program s
 	return filepath.Join(dir, "bin", program), nil
 }
 
-// PythonEnvironment creates a virtual environment in dir, which it empties first, with these packages, and returns the path of its
-// Python.
+// PythonEnvironment creates a virtual environment in dir, which it empties first, with these packages, and returns the
+// path of its Python.
 func PythonEnvironment(ctx context.Context, dir string, packages ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, pipTimeout)
 	defer cancel()

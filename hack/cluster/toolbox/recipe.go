@@ -17,12 +17,13 @@ import (
 	"golang.org/x/mod/modfile"
 )
 
-// A recipe describes the build of a tool from a nested module under hack/cluster/tools. The module's go.mod pins the version, its
-// go.sum the content; the recipe has the programs to compile and the folders to keep.
+// A recipe describes the build of a tool from a nested module under hack/cluster/tools. The module's go.mod pins the
+// version, its go.sum the content; the recipe has the programs to compile and the folders to keep.
 type recipe struct {
 	name string
-	// group is the folder of a module that several tools share; empty for a tool whose folder has its own name. Tools of one group use
-	// the same versions of their dependencies, and one "go build" makes all that are wanted: each dependency is compiled once.
+	// group is the folder of a module that several tools share; empty for a tool whose folder has its own name. Tools of
+	// one group use the same versions of their dependencies, and one "go build" makes all that are wanted: each dependency
+	// is compiled once.
 	group string
 	// module is the Go module whose required version is the tool's version;
 	// empty for a tool whose source is the recipe folder itself.
@@ -179,8 +180,8 @@ var recipes = append([]recipe{
 	},
 }, olderAPIServers()...)
 
-// OlderKubernetes are the minor versions of Kubernetes that the chart allows, from its kubeVersion to the one before the local
-// cluster's. Of each, the toolbox has the API server, at the minor version's newest patch release.
+// OlderKubernetes are the minor versions of Kubernetes that the chart allows, from its kubeVersion to the one before
+// the local cluster's. Of each, the toolbox has the API server, at the minor version's newest patch release.
 var OlderKubernetes = []string{"1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36"}
 
 func olderAPIServers() []recipe {
@@ -201,7 +202,8 @@ func olderAPIServers() []recipe {
 // olderAPIServer is the name of the tool that is the API server of a minor version.
 func olderAPIServer(minor string) string { return "kube-apiserver-" + minor }
 
-// kubernetesVersionFlags set the version that the programs report, by which clients and charts know the server's features.
+// kubernetesVersionFlags set the version that the programs report, by which clients and charts know the server's
+// features.
 func kubernetesVersionFlags(version string) []string {
 	minor := strings.Split(version, ".")[1]
 	var flags []string
@@ -262,7 +264,8 @@ func (r recipe) folder(root string) string {
 	return filepath.Join(root, "hack", "cluster", "tools", cmp.Or(r.group, r.name))
 }
 
-// key is the name of the tool's folder in the cache. It changes with every input of the build, so an existing folder needs no check.
+// key is the name of the tool's folder in the cache. It changes with every input of the build, so an existing folder
+// needs no check.
 func (r recipe) key(folder, version string) (string, error) {
 	hash := sha256.New()
 	fmt.Fprintf(hash, "%s/%s %s %v %v %v\n", runtime.GOOS, runtime.GOARCH, GoFlags, r.binaries, r.links, r.keep)

@@ -14,15 +14,15 @@ import (
 
 const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
-// A Suite is a suite of Debian, such as trixie, whose packages can be unpacked without being installed. apt has a state of its own for
-// it, so that the machine's sources are not changed, and checks the signatures.
+// A Suite is a suite of Debian, such as trixie, whose packages can be unpacked without being installed. apt has a state
+// of its own for it, so that the machine's sources are not changed, and checks the signatures.
 type Suite struct {
 	state   string
 	options []string
 }
 
-// OpenSuite reads the package lists of a suite from this machine's mirror of Debian. The folder state is apt's; it can be removed
-// once nothing more is needed from the suite.
+// OpenSuite reads the package lists of a suite from this machine's mirror of Debian. The folder state is apt's; it can
+// be removed once nothing more is needed from the suite.
 func OpenSuite(ctx context.Context, suite, state string) (*Suite, error) {
 	mirror, err := debianMirror(ctx)
 	if err != nil {

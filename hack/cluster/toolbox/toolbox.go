@@ -1,11 +1,11 @@
-// Package toolbox builds the third-party programs of the local cluster and the tests. Each is built once, at the version that its
-// recipe pins, and kept in a cache outside the checkout.
+// Package toolbox builds the third-party programs of the local cluster and the tests. Each is built once, at the
+// version that its recipe pins, and kept in a cache outside the checkout.
 //
 // The cache is $XDG_CACHE_HOME/evenkeel/tools (or ~/.cache/evenkeel/tools),
 // one folder per version and recipe. A folder that exists is complete, and is never built again.
 //
-// EVENKEEL_TOOLS_DIR is a folder of ready programs, such as official releases. A tool is taken from it if all of its programs are
-// there and have the right version; others are built as usual.
+// EVENKEEL_TOOLS_DIR is a folder of ready programs, such as official releases. A tool is taken from it if all of its
+// programs are there and have the right version; others are built as usual.
 package toolbox
 
 import (
@@ -79,7 +79,8 @@ func (t *Toolbox) Dir(ctx context.Context, name string) (string, error) {
 	return dirs[0], nil
 }
 
-// Dirs is Dir for several tools. Those of one group that are missing are built together, which takes less time than one after another.
+// Dirs is Dir for several tools. Those of one group that are missing are built together, which takes less time than one
+// after another.
 func (t *Toolbox) Dirs(ctx context.Context, names ...string) ([]string, error) {
 	dirs := make([]string, len(names))
 	wanted := map[string][]job{} // by the folder of their module
@@ -175,8 +176,9 @@ func (t *Toolbox) Version(name string) (string, error) {
 	return r.version(r.folder(t.root))
 }
 
-// Envtest returns a folder with kube-apiserver, etcd and kubectl in it: what controller-runtime's envtest expects in KUBEBUILDER_ASSETS.
-// The API server is of the minor version, one of [OlderKubernetes]; empty: the local cluster's. The other two are the local cluster's.
+// Envtest returns a folder with kube-apiserver, etcd and kubectl in it: what controller-runtime's envtest expects in
+// KUBEBUILDER_ASSETS. The API server is of the minor version, one of [OlderKubernetes]; empty: the local cluster's. The
+// other two are the local cluster's.
 func (t *Toolbox) Envtest(ctx context.Context, minor string) (string, error) {
 	links := []string{"kube-apiserver", "kubectl", "etcd"}
 	programs := slices.Clone(links)

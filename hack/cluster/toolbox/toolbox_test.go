@@ -69,8 +69,8 @@ func TestGroupedProgramsHaveTheNamesOfTheirPackages(t *testing.T) {
 	}
 }
 
-// What the local cluster runs and Evenkeel's own programs share most of their dependencies. With other versions, or other flags, each
-// would be compiled twice: minutes of "make demo".
+// What the local cluster runs and Evenkeel's own programs share most of their dependencies. With other versions, or
+// other flags, each would be compiled twice: minutes of "make demo".
 func TestClusterSharesDependenciesWithEvenkeel(t *testing.T) {
 	root, err := Root()
 	if err != nil {

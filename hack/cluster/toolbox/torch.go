@@ -19,9 +19,9 @@ const (
 	expecttestVersion = "0.3.0"
 )
 
-// TorchEnvironment returns a Python with PyTorch, which is installed into the cache the first time, and a new folder with the package
-// of the wheel and what PyTorch's own tests need, for PYTHONPATH. The caller removes the folder. So the cached environment stays what it
-// is.
+// TorchEnvironment returns a Python with PyTorch, which is installed into the cache the first time, and a new folder
+// with the package of the wheel and what PyTorch's own tests need, for PYTHONPATH. The caller removes the folder. So
+// the cached environment stays what it is.
 func TorchEnvironment(ctx context.Context, progress io.Writer, wheel string) (python, dir string, err error) {
 	python, err = PythonTool(ctx, progress, "torch", torchVersion, "python", "numpy=="+torchNumpyVersion)
 	if err != nil {

@@ -46,9 +46,9 @@ func (b Built) Test(target string) (Test, error) {
 	return b.Tests[i], nil
 }
 
-// everything are the arguments that build all programs, libraries, examples and tests of the workspace, but for the Python package. Which
-// features the dependencies have follows from the packages that are built together: whoever builds one package, and then another, builds
-// most of them twice.
+// everything are the arguments that build all programs, libraries, examples and tests of the workspace, but for the
+// Python package. Which features the dependencies have follows from the packages that are built together: whoever
+// builds one package, and then another, builds most of them twice.
 var everything = []string{"build", "--all-targets", "--workspace", "--exclude", "evenkeel-python"}
 
 // Everything builds all programs, libraries, examples and tests of the workspace, but for the Python package.

@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// Grace is how long a program and its children may clean up after an interrupt, and how long their output may stay open after the
-// program's end.
+// Grace is how long a program and its children may clean up after an interrupt, and how long their output may stay open
+// after the program's end.
 const Grace = 90 * time.Second
 
-// Command prepares a program in a process group of its own. The end of ctx interrupts the whole group, and so does the end of this
-// process the program.
+// Command prepares a program in a process group of its own. The end of ctx interrupts the whole group, and so does the
+// end of this process the program.
 func Command(ctx context.Context, dir, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir

@@ -22,8 +22,8 @@ const (
 	sayKeep  = "keep"
 )
 
-// startHolder starts the process that owns a lab, and returns when the lab is up. If this process exits before that, so does the
-// holder.
+// startHolder starts the process that owns a lab, and returns when the lab is up. If this process exits before that, so
+// does the holder.
 func startHolder(ctx context.Context, c netns.Config) (*netns.Lab, error) {
 	config, err := json.Marshal(c)
 	if err != nil {

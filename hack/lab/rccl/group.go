@@ -18,19 +18,22 @@ import (
 
 // A Config describes a group of ranks.
 type Config struct {
-	// Ranks is their number, and PerHost how many of them are on one host, for RCCL; default 1. Ranks of a host share memory.
+	// Ranks is their number, and PerHost how many of them are on one host, for RCCL; default 1. Ranks of a host share
+	// memory.
 	Ranks, PerHost int
 	// Sockets is RCCL's own network, instead of the plugin.
 	Sockets bool
 	// Env are further settings, NAME=VALUE.
 	Env []string
-	// Command prepares the process of a host's rank; default a process of this machine, whose network is the loopback interface.
+	// Command prepares the process of a host's rank; default a process of this machine, whose network is the loopback
+	// interface.
 	Command func(ctx context.Context, host int, argv ...string) (*exec.Cmd, error)
 	// Logs is a folder for RCCL's log of each rank.
 	Logs string
 }
 
-// A Group is the ranks of a job. Every command goes to all ranks, and each answers when it has done it, so that a command is a barrier.
+// A Group is the ranks of a job. Every command goes to all ranks, and each answers when it has done it, so that a
+// command is a barrier.
 type Group struct {
 	Ranks []*Rank
 	logs  string

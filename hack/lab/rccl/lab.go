@@ -1,6 +1,6 @@
-// Package rccl runs RCCL, the collective library for AMD's GPUs, on a machine without any: RCCL itself is Debian's, and under it is
-// hack/lab/hip, a HIP runtime whose device memory is the host's. The package starts ranks, on this machine or on the hosts of a network
-// lab, and tells them what to do.
+// Package rccl runs RCCL, the collective library for AMD's GPUs, on a machine without any: RCCL itself is Debian's, and
+// under it is hack/lab/hip, a HIP runtime whose device memory is the host's. The package starts ranks, on this machine
+// or on the hosts of a network lab, and tells them what to do.
 package rccl
 
 import (
@@ -23,7 +23,8 @@ type Lab struct {
 	built string // a temporary folder
 }
 
-// New fetches RCCL, unless it is in the cache, and builds the lab's programs. The error is [Missing] where RCCL cannot be had.
+// New fetches RCCL, unless it is in the cache, and builds the lab's programs. The error is [Missing] where RCCL cannot
+// be had.
 func New(ctx context.Context, progress io.Writer) (_ *Lab, err error) {
 	root, err := ensureRoot(ctx, progress)
 	if err != nil {

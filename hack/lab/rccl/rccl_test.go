@@ -304,7 +304,8 @@ func freeAddress(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// reductionServers starts servers and returns their list, and a function that ends them and returns what they have logged.
+// reductionServers starts servers and returns their list, and a function that ends them and returns what they have
+// logged.
 func reductionServers(t *testing.T, count int) (list string, end func() string) {
 	t.Helper()
 	var addresses []string
@@ -393,7 +394,8 @@ func TestRCCLContinuesOverResetFlows(t *testing.T) {
 	if _, err := g.AllReduce(g.ctx, 0, 4<<20, 1); err != nil {
 		t.Fatal(err)
 	}
-	// RCCL's own connections are to the port of its bootstrap, and have little to send; the plugin's have a packet on its way.
+	// RCCL's own connections are to the port of its bootstrap, and have little to send; the plugin's have a packet on its
+	// way.
 	done := make(chan error, 1)
 	go func() {
 		_, err := g.AllReduce(g.ctx, 0, 4<<20, 40)

@@ -19,8 +19,8 @@ import (
 // version is Debian's version of RCCL, and suite has it. The layouts in hack/lab/hip/rccl.h are those of this version.
 const version, suite = "5.4.3-3+b1", "trixie"
 
-// packages are RCCL, and the C library and compiler's libraries that it needs: those that the suite has, as Debian replaces them
-// there. HIP and SMI, which it needs too, are the lab's own.
+// packages are RCCL, and the C library and compiler's libraries that it needs: those that the suite has, as Debian
+// replaces them there. HIP and SMI, which it needs too, are the lab's own.
 var packages = []string{"librccl1=" + version, "libc6", "libgcc-s1", "libstdc++6"}
 
 const downloadTimeout = 5 * time.Minute
@@ -30,8 +30,8 @@ type Missing struct{ What string }
 
 func (m Missing) Error() string { return m.What }
 
-// A root is a folder with the files of the packages. Nothing is installed, and programs run in it with its own dynamic linker, so that
-// nobody needs to be root.
+// A root is a folder with the files of the packages. Nothing is installed, and programs run in it with its own dynamic
+// linker, so that nobody needs to be root.
 type root string
 
 func (r root) libraries() string { return filepath.Join(string(r), "usr/lib/x86_64-linux-gnu") }
@@ -90,8 +90,8 @@ func fetch(ctx context.Context, dir string) error {
 	return os.RemoveAll(state)
 }
 
-// freeDeviceCode frees the disk blocks of the code for GPUs, 98 % of the library, where the file system can do so. The lab does not
-// read it.
+// freeDeviceCode frees the disk blocks of the code for GPUs, 98 % of the library, where the file system can do so. The
+// lab does not read it.
 func freeDeviceCode(library string) error {
 	file, err := os.OpenFile(library, os.O_RDWR, 0)
 	if err != nil {

@@ -1,8 +1,9 @@
 //! What all fuzz targets share: their seeds, and a limit of what a parser may allocate.
 //!
-//! Each file in `bin` is a program of libFuzzer that feeds one parser. It asserts more than that nothing panics: bytes that
-//! are accepted are those that would be encoded, and what is allocated depends on the bytes there are, not on a length that they
-//! announce. `make fuzz` builds and runs them.
+//! Each file in `bin` is a program of libFuzzer that feeds one parser. It asserts more than that
+//! nothing panics: bytes that are accepted are those that would be encoded, and what is allocated
+//! depends on the bytes there are, not on a length that they announce. `make fuzz` builds and runs
+//! them.
 
 use std::alloc::System;
 use std::path::Path;

@@ -19,7 +19,8 @@ import (
 //go:embed page.md.tmpl
 var pageTemplate string
 
-// busyShare is the share of the processors from which on they are what is measured, in runs of references over a limited network.
+// busyShare is the share of the processors from which on they are what is measured, in runs of references over a
+// limited network.
 const busyShare = 0.9
 
 // Files are the page and its drawings, by name.
@@ -407,7 +408,8 @@ func (c caseResult) said(what string, of func(experiment.Sample) string) []strin
 	return all
 }
 
-// processorsAreLimit reports whether the processors, and not the network that was to be measured, limited the best reference.
+// processorsAreLimit reports whether the processors, and not the network that was to be measured, limited the best
+// reference.
 func (c caseResult) processorsAreLimit() bool {
 	best, ok := c.best(c.Headline, func(s series) bool { return s.reference })
 	return ok && c.Limit > 0 && slices.Max(best.busy()) >= busyShare

@@ -9,8 +9,8 @@ import (
 	"evenkeel.dev/evenkeel/hack/bench/experiment"
 )
 
-// A group has a row for each case and one of all runs, with shares of those that have the quantity. Runs without the headline have not
-// failed.
+// A group has a row for each case and one of all runs, with shares of those that have the quantity. Runs without the
+// headline have not failed.
 func TestAGroupIsOneTable(t *testing.T) {
 	named := experiment.Quantity{Name: "named", Title: "named after", Unit: "s", Digits: 1, LowerIsBetter: true}
 	right := experiment.Quantity{Name: "right", Title: "right", Statistic: experiment.Share}

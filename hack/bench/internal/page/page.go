@@ -16,7 +16,8 @@ import (
 // OwnGoals is a note for every page with goals.
 const OwnGoals = "Goals are this project's own: \"reached: yes\" means that a figure is as good as was asked for, not that it is the best."
 
-// Command is how this program is run with these arguments. Files have only their names, as their folders are this machine's.
+// Command is how this program is run with these arguments. Files have only their names, as their folders are this
+// machine's.
 func Command(arguments []string) string {
 	program := "evenkeel.dev/evenkeel"
 	if info, ok := debug.ReadBuildInfo(); ok {

@@ -10,7 +10,8 @@ import (
 	"evenkeel.dev/evenkeel/hack/bench/internal/stats"
 )
 
-// Results are an experiment's samples, by case and contender. They are a pure function of the record and of the experiment's table.
+// Results are an experiment's samples, by case and contender. They are a pure function of the record and of the
+// experiment's table.
 type Results struct {
 	of      experiment.Experiment
 	samples []experiment.Sample
@@ -35,7 +36,8 @@ type series struct {
 	runs      []experiment.Sample
 }
 
-// NewResults sorts the samples. Cases that have none are left out, and so are samples of cases that the table no longer has.
+// NewResults sorts the samples. Cases that have none are left out, and so are samples of cases that the table no longer
+// has.
 func NewResults(e experiment.Experiment, samples []experiment.Sample) Results {
 	r := Results{of: e}
 	if e.Derive != nil {
@@ -290,8 +292,8 @@ func (r Results) Against(name string) []Comparison {
 	return all
 }
 
-// Headline is the subject and the best of the others by a case's headline, and the ratio of one to the other with its verdict, as they are
-// printed. It is not ok if the record lacks either. Of a sweep it is that at the first point.
+// Headline is the subject and the best of the others by a case's headline, and the ratio of one to the other with its
+// verdict, as they are printed. It is not ok if the record lacks either. Of a sweep it is that at the first point.
 func (r Results) Headline(name string) (subject, others, ratio string, ok bool) {
 	at := slices.IndexFunc(r.cases, func(c caseResult) bool { return c.Name == name })
 	if at < 0 {

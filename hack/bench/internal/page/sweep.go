@@ -131,8 +131,8 @@ func (c caseResult) sweepTables() []sweepTable {
 	return all
 }
 
-// drawSweep has a line for each quantity of each contender that has a column: its ratio to the best of the rivals at each point. Without
-// rivals the headline is drawn.
+// drawSweep has a line for each quantity of each contender that has a column: its ratio to the best of the rivals at
+// each point. Without rivals the headline is drawn.
 func (c caseResult) drawSweep() []byte {
 	chart := plot.Lines{Title: Capital(c.Title), X: c.Sweep.Of, Y: c.Headline.Unit, LogX: true}
 	quantities := append([]experiment.Quantity{c.Headline}, c.Sweep.More...)

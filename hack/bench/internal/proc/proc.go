@@ -41,7 +41,8 @@ type Process struct {
 	stderr  bytes.Buffer
 }
 
-// Start starts a program on a host of a lab, or without a lab on this machine. It is killed when ctx or this process ends.
+// Start starts a program on a host of a lab, or without a lab on this machine. It is killed when ctx or this process
+// ends.
 func Start(ctx context.Context, lab *netns.Lab, host netns.Host, role string, environment []string, argv ...string) (*Process, error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -104,8 +105,8 @@ func CPUTime(cmd *exec.Cmd) time.Duration {
 	return cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 }
 
-// ThreadTime is the processor time so far of those threads that are selected by their numbers and names, and how many they are. Its unit is
-// fine enough for threads that do little.
+// ThreadTime is the processor time so far of those threads that are selected by their numbers and names, and how many
+// they are. Its unit is fine enough for threads that do little.
 func (p *Process) ThreadTime(selected func(id int, name string) bool) (used time.Duration, threads int, err error) {
 	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", p.Cmd.Process.Pid))
 	if err != nil {
@@ -145,8 +146,8 @@ func CPUShare(sender, receiver *Process) float64 {
 	return Share(CPUTime(sender.Cmd)+CPUTime(receiver.Cmd), time.Since(receiver.started))
 }
 
-// WaitBoth waits until both processes exit, and returns what the first of them wrote. When one fails, the other is killed after a grace
-// period.
+// WaitBoth waits until both processes exit, and returns what the first of them wrote. When one fails, the other is
+// killed after a grace period.
 func WaitBoth(measuring, other *Process) ([]byte, error) {
 	errs := make(chan error, 2)
 	var text []byte
@@ -171,7 +172,8 @@ func WaitBoth(measuring, other *Process) ([]byte, error) {
 	return text, errors.Join(first, second)
 }
 
-// Output runs a program of [child.Command] and returns what it wrote. An error has the end of the program's standard error.
+// Output runs a program of [child.Command] and returns what it wrote. An error has the end of the program's standard
+// error.
 func Output(ctx context.Context, cmd *exec.Cmd) ([]byte, error) {
 	var text, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &text, &said

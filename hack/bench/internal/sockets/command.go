@@ -43,8 +43,8 @@ func Commands() []*cobra.Command {
 // IsCommand reports whether the program's arguments are those of one of the subcommands.
 func IsCommand(args []string) bool { return len(args) > 1 && strings.HasPrefix(args[1], commandPrefix) }
 
-// StartSide starts a side on a host of a lab, or without a lab on this machine, by the subcommand of the program that calls it: receive,
-// send, hub or spoke.
+// StartSide starts a side on a host of a lab, or without a lab on this machine, by the subcommand of the program that
+// calls it: receive, send, hub or spoke.
 func StartSide(ctx context.Context, lab *netns.Lab, host netns.Host, side string, o Options) (*proc.Process, error) {
 	self, err := os.Executable()
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package sockets sends and receives over plain TCP sockets like a C program, with blocking system calls. Transports are compared
-// with it.
+// Package sockets sends and receives over plain TCP sockets like a C program, with blocking system calls. Transports
+// are compared with it.
 package sockets
 
 import (
@@ -39,7 +39,8 @@ type Report struct {
 	P50     float64 `json:",omitempty"` // of a ping-pong's round trips, seconds
 }
 
-// Environment is required in a process that calls Send or Receive: without it the Go runtime interrupts long system calls.
+// Environment is required in a process that calls Send or Receive: without it the Go runtime interrupts long system
+// calls.
 const Environment = "GODEBUG=asyncpreemptoff=1"
 
 // stallTimeout is the maximum time without progress of a socket.
@@ -59,8 +60,8 @@ func (o Options) check() error {
 	return nil
 }
 
-// prepare makes the process's threads behave like a C program's. Each flow's threads have a processor of the Go scheduler to
-// themselves, and no garbage collection waits for them.
+// prepare makes the process's threads behave like a C program's. Each flow's threads have a processor of the Go
+// scheduler to themselves, and no garbage collection waits for them.
 func (o Options) prepare() {
 	runtime.GOMAXPROCS(2*o.Flows + 4)
 	debug.SetGCPercent(-1)
@@ -77,7 +78,8 @@ func (o Options) buffers() [][]byte {
 	return all
 }
 
-// acceptAll listens, writes the address to out as a line, and accepts all flows. The caller closes them, also after an error.
+// acceptAll listens, writes the address to out as a line, and accepts all flows. The caller closes them, also after an
+// error.
 func acceptAll(o Options, out io.Writer) ([]int, error) {
 	listener, err := listen(o)
 	if err != nil {
@@ -108,8 +110,8 @@ func closeAll(flows []int) {
 	}
 }
 
-// Receive listens, writes the address to out as a line, and receives on all flows, for the given length from the first byte on. Then
-// it closes them and writes a Report to out, as a line of JSON.
+// Receive listens, writes the address to out as a line, and receives on all flows, for the given length from the first
+// byte on. Then it closes them and writes a Report to out, as a line of JSON.
 func Receive(o Options, out io.Writer) error {
 	if err := o.check(); err != nil {
 		return err
@@ -224,8 +226,8 @@ func echo(o Options, fd int) error {
 	}
 }
 
-// each runs f for every flow on a thread of its own. If done is given and true after one has returned, each makes the others return
-// too.
+// each runs f for every flow on a thread of its own. If done is given and true after one has returned, each makes the
+// others return too.
 func each(flows []int, f func(fd int) error, done func() bool) error {
 	failures := make(chan error, len(flows))
 	var all sync.WaitGroup

@@ -12,8 +12,8 @@ import (
 	"evenkeel.dev/evenkeel/hack/bench/internal/proc"
 )
 
-// TestMain lets the test binary be one side, as the program can be. Sides change their process's scheduling, so they cannot run in the
-// test's own.
+// TestMain lets the test binary be one side, as the program can be. Sides change their process's scheduling, so they
+// cannot run in the test's own.
 func TestMain(m *testing.M) {
 	if !IsCommand(os.Args) {
 		os.Exit(m.Run())

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hub is one of the servers of a star. It listens, writes the address to out as a line, and accepts a connection of each spoke. Then
-// it sends and receives as much as it can on all connections, until the spokes close them. In a ping-pong, it waits for a message of
-// each spoke and answers all. At the end it writes a Report of what it received.
+// Hub is one of the servers of a star. It listens, writes the address to out as a line, and accepts a connection of
+// each spoke. Then it sends and receives as much as it can on all connections, until the spokes close them. In a
+// ping-pong, it waits for a message of each spoke and answers all. At the end it writes a Report of what it received.
 func Hub(o Options, out io.Writer) error {
 	if err := o.check(); err != nil {
 		return err
@@ -33,8 +33,8 @@ func Hub(o Options, out io.Writer) error {
 	return exchange(o, flows, false, out)
 }
 
-// Spoke is one of the clients. It connects to all hubs, and closes the connections after the given length. It writes a Report of
-// what it received. In a ping-pong each message goes to the next hub, and the Report has the round-trip time.
+// Spoke is one of the clients. It connects to all hubs, and closes the connections after the given length. It writes a
+// Report of what it received. In a ping-pong each message goes to the next hub, and the Report has the round-trip time.
 func Spoke(o Options, out io.Writer) error {
 	o.Flows = len(o.Hubs)
 	if err := o.check(); err != nil {
@@ -52,8 +52,8 @@ func Spoke(o Options, out io.Writer) error {
 	return exchange(o, flows, true, out)
 }
 
-// exchange sends and receives on all flows, each direction with a thread of its own. The side that closes does so when it has counted
-// for the given length.
+// exchange sends and receives on all flows, each direction with a thread of its own. The side that closes does so when
+// it has counted for the given length.
 func exchange(o Options, flows []int, closes bool, out io.Writer) error {
 	var total atomic.Uint64
 	var start, last atomic.Int64 // nanoseconds since zero; 0 until the first byte is there

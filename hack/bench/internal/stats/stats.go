@@ -28,7 +28,8 @@ func Spread(values []float64) string {
 }
 
 const (
-	// MinPairs is the least number of pairs that have a verdict. By chance alone, all of 4 pairs point the same way in 1 of 8 cases.
+	// MinPairs is the least number of pairs that have a verdict. By chance alone, all of 4 pairs point the same way in 1
+	// of 8 cases.
 	MinPairs = 5
 
 	resamples = 10_000
@@ -53,8 +54,8 @@ type Ratio struct {
 	Pairs             int
 }
 
-// PairedRatio compares values with references that were measured beside them: values[i] with references[i]. The interval is the
-// percentile bootstrap's. A pair whose ratio is not a finite number is left out.
+// PairedRatio compares values with references that were measured beside them: values[i] with references[i]. The
+// interval is the percentile bootstrap's. A pair whose ratio is not a finite number is left out.
 func PairedRatio(values, references []float64) Ratio {
 	var ratios []float64
 	for i := range min(len(values), len(references)) {
@@ -102,8 +103,8 @@ func (r Ratio) String() string {
 // normal95 is the quantile of the normal distribution between which and its negative there are 95 %.
 const normal95 = 1.96
 
-// Share is how many of a number of things are something, with the share's 95 % confidence interval by Wilson. It holds for few things,
-// and where all or none are. A dash where there are no things.
+// Share is how many of a number of things are something, with the share's 95 % confidence interval by Wilson. It holds
+// for few things, and where all or none are. A dash where there are no things.
 func Share(are, of int) string {
 	if of == 0 {
 		return "-"

@@ -21,8 +21,8 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// With five pairs, the 2.5 % and 97.5 % quantiles of the resampled medians are the least and the greatest ratio: three of five draws
-// hit one of them with a probability of 5.8 %.
+// With five pairs, the 2.5 % and 97.5 % quantiles of the resampled medians are the least and the greatest ratio: three
+// of five draws hit one of them with a probability of 5.8 %.
 func TestPairedRatioOfKnownValues(t *testing.T) {
 	got := PairedRatio([]float64{2, 6, 4, 5, 9}, []float64{2, 3, 4, 2, 3})
 	if want := (Ratio{Median: 2, Low: 1, High: 3, Pairs: 5}); got != want {

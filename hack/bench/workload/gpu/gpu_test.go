@@ -19,8 +19,8 @@ import (
 	"evenkeel.dev/evenkeel/hack/lab/net/netns"
 )
 
-// fakeNCCL builds the fake of CUDA and NCCL, which the loader then finds as the driver, and returns a short load over it. No test of this
-// file runs real NCCL: they test the harness alone.
+// fakeNCCL builds the fake of CUDA and NCCL, which the loader then finds as the driver, and returns a short load over
+// it. No test of this file runs real NCCL: they test the harness alone.
 func fakeNCCL(t *testing.T, fault string) (Load, experiment.Run) {
 	t.Helper()
 	folder := t.TempDir()

@@ -27,8 +27,9 @@ type Lab struct {
 	logs          string // folder with NCCL's logs
 }
 
-// New compiles the program of a rank, and finds NCCL: libnccl.so.2 where the loader finds it, or that of Python's package. It needs an
-// NVIDIA driver, NCCL 2.21 or newer, and cc. Where one is missing, the error is an [experiment.MissingError].
+// New compiles the program of a rank, and finds NCCL: libnccl.so.2 where the loader finds it, or that of Python's
+// package. It needs an NVIDIA driver, NCCL 2.21 or newer, and cc. Where one is missing, the error is an
+// [experiment.MissingError].
 func New(ctx context.Context, progress io.Writer) (*Lab, error) {
 	root, err := toolbox.Root()
 	if err != nil {
@@ -138,7 +139,8 @@ func tryNCCL(ctx context.Context, program, path string) (probe, error) {
 	return p, nil
 }
 
-// mpsRuns says whether NVIDIA's Multi-Process Service runs, where programs look for it: the process of its file is there.
+// mpsRuns says whether NVIDIA's Multi-Process Service runs, where programs look for it: the process of its file is
+// there.
 func mpsRuns() bool {
 	text, err := os.ReadFile(filepath.Join(cmp.Or(os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), "/tmp/nvidia-mps"), "nvidia-cuda-mps-control.pid"))
 	if err != nil {

@@ -53,8 +53,8 @@ func Servers(count int) Way {
 	return Way{Name: fmt.Sprintf("%d reduction servers", count), slug: "servers", servers: count}
 }
 
-// A Load is all-reduces whose elements are all checked. Ranks are on the loopback interface, or in a lab on its first hosts; reduction
-// servers are on those after them.
+// A Load is all-reduces whose elements are all checked. Ranks are on the loopback interface, or in a lab on its first
+// hosts; reduction servers are on those after them.
 type Load struct {
 	Lab        func() *Lab // once it is open
 	Name       string      // in the names of logs

@@ -63,8 +63,8 @@ type exit struct {
 	at           time.Time
 }
 
-// causes reports whether this failure may have caused another one. A wrong element and a crash have no other cause. A crash may
-// be known only after the errors that it caused at other ranks.
+// causes reports whether this failure may have caused another one. A wrong element and a crash have no other cause. A
+// crash may be known only after the errors that it caused at other ranks.
 func (e exit) causes(other exit) bool {
 	reported := func(e exit) bool { return e.status == failed || e.status == timedOut }
 	if reported(e) != reported(other) {
@@ -133,8 +133,8 @@ func (n *failureLog) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// run runs all ranks until they exit. It passes every row to onRow, which may kill a rank. Once a rank has failed, the others
-// have afterFailure to exit.
+// run runs all ranks until they exit. It passes every row to onRow, which may kill a rank. Once a rank has failed, the
+// others have afterFailure to exit.
 func (w world) run(ctx context.Context, afterFailure time.Duration, onRow func(rank int, r row, kill func(rank int))) ([]exit, error) {
 	type event struct {
 		rank int
@@ -288,8 +288,8 @@ func (w world) checkNetwork(hasFailed bool) error {
 	return nil
 }
 
-// lose kills something in the middle of a run: the rank `victim`, or something that is no rank, -1. NCCL must report an error to all
-// others, and they must exit.
+// lose kills something in the middle of a run: the rank `victim`, or something that is no rank, -1. NCCL must report an
+// error to all others, and they must exit.
 func (w world) lose(ctx context.Context, what string, victim int, killing func(killRank func(int))) (m experiment.Measured, err error) {
 	w.forever = true
 	var killed time.Time

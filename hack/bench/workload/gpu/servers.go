@@ -17,8 +17,8 @@ type servers struct {
 	commands  []*exec.Cmd
 }
 
-// startServers starts that many reduction servers: each on a host of its own of the lab, or without a lab all at the loopback
-// interface.
+// startServers starts that many reduction servers: each on a host of its own of the lab, or without a lab all at the
+// loopback interface.
 func startServers(ctx context.Context, program string, lab *netns.Lab, host func(number int) netns.Host, count int) (_ *servers, err error) {
 	s := &servers{}
 	defer func() {

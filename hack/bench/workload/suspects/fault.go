@@ -27,8 +27,8 @@ const (
 // Kinds are all of them; those before the last one make up the last one.
 var Kinds = []Kind{egress, ingress, delay, loss, flapping, path, slow, stopped, behind, two}
 
-// amounts are how bad the faults of a kind are: what is left of a rate, the delay in milliseconds, the share of packets lost, the
-// share of the time that a card is down or a process stopped, and by how many milliseconds a rank is late.
+// amounts are how bad the faults of a kind are: what is left of a rate, the delay in milliseconds, the share of packets
+// lost, the share of the time that a card is down or a process stopped, and by how many milliseconds a rank is late.
 var amounts = map[Kind][]float64{
 	egress:   {0.5, 0.25, 0.1},
 	ingress:  {0.5, 0.25, 0.1},
@@ -88,8 +88,8 @@ func drawOf(random *rand.Rand, k Kind, p Pattern) fault {
 // touches says whether a fault is of this host.
 func (f fault) touches(host int) bool { return f.Host == host || f.Kind == path && f.Peer == host }
 
-// isRight says whether a verdict names the fault's place and class; of two at once, one of them. A card whose only connection that
-// carries anything is slow cannot be told from the path. The verdict has to say that.
+// isRight says whether a verdict names the fault's place and class; of two at once, one of them. A card whose only
+// connection that carries anything is slow cannot be told from the path. The verdict has to say that.
 func (f fault) isRight(v verdict) bool {
 	if len(v.Suspects) == 0 {
 		return false
@@ -113,7 +113,8 @@ func (f fault) isRight(v verdict) bool {
 	return false
 }
 
-// mayBePath says whether the fault, or one of two, is of a card, and the suspect a path from or to it that may be that card.
+// mayBePath says whether the fault, or one of two, is of a card, and the suspect a path from or to it that may be that
+// card.
 func (f fault) mayBePath(s suspect) bool {
 	switch f.Kind {
 	case egress, ingress, delay, loss, flapping:

@@ -17,8 +17,8 @@ const (
 	slowPeriod = 100 * time.Millisecond
 )
 
-// inject begins the fault. The job and its network are gone after it, so the result ends only what goes on by itself; it is nil if
-// nothing does.
+// inject begins the fault. The job and its network are gone after it, so the result ends only what goes on by itself;
+// it is nil if nothing does.
 func (f fault) inject(ctx context.Context, j *job) (end func() error, err error) {
 	left := netns.Rate(float64(CardRate) * f.Amount)
 	switch f.Kind {
@@ -131,8 +131,8 @@ func (j *job) shapePath(ctx context.Context, from, to int, rate netns.Rate) erro
 
 func faultTable(host int) string { return fmt.Sprintf("fault%d", host) }
 
-// lose drops a share of what a host sends. At the switch, since the host's TCP would notice a packet that its own host drops; and
-// packets, not segments of 64 KiB.
+// lose drops a share of what a host sends. At the switch, since the host's TCP would notice a packet that its own host
+// drops; and packets, not segments of 64 KiB.
 func (j *job) lose(ctx context.Context, host int, share float64) error {
 	if _, err := j.lab.Exec(ctx, netns.StarHost(host), "ip", "link", "set", "dev", netns.DataInterface, "gso_max_segs", "1"); err != nil {
 		return err

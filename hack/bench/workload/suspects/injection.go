@@ -1,4 +1,5 @@
-// Package suspects has jobs whose ranks look for whom they wait for: with faults injected, with nobody to blame, and with what looking costs.
+// Package suspects has jobs whose ranks look for whom they wait for: with faults injected, with nobody to blame, and
+// with what looking costs.
 package suspects
 
 import (
@@ -26,11 +27,12 @@ const (
 var (
 	// Named is how long after a fault it was named, of those that were named rightly.
 	Named = experiment.Quantity{Name: "named", Title: "named after", Unit: "s", Digits: 1, LowerIsBetter: true}
-	// Right is whether the first verdict named the fault's place and class, and nobody was named before; Nobody whether there was no
-	// verdict in time.
+	// Right is whether the first verdict named the fault's place and class, and nobody was named before; Nobody whether
+	// there was no verdict in time.
 	Right  = experiment.Quantity{Name: "right", Title: "right", Statistic: experiment.Share}
 	Nobody = experiment.Quantity{Name: "nobody", Title: "nobody named", Statistic: experiment.Share, LowerIsBetter: true}
-	// Wrong is whether the first verdict named another place or class, or somebody was named before the fault, which Early says.
+	// Wrong is whether the first verdict named another place or class, or somebody was named before the fault, which Early
+	// says.
 	Wrong = experiment.Quantity{Name: "wrong", Title: "wrong", Statistic: experiment.Share, LowerIsBetter: true}
 	Early = experiment.Quantity{Name: "early", Title: "named before the fault", Statistic: experiment.Share, LowerIsBetter: true}
 	// OrCard is whether a right verdict on a card says that it is a path, or one of its cards.

@@ -19,8 +19,8 @@ import (
 const (
 	// Hosts are those of a job, with a rank each.
 	Hosts = 8
-	// CardRate is that of each host's card, in both directions. Low, so that the machine's processors do not set the pace. What a rank
-	// sends at a time is more than the shaper's bucket: else the bucket would set it.
+	// CardRate is that of each host's card, in both directions. Low, so that the machine's processors do not set the pace.
+	// What a rank sends at a time is more than the shaper's bucket: else the bucket would set it.
 	CardRate   = 40 * netns.Mbit
 	switchHost = netns.Host("s1")
 	// startTime is how long a job may take until a verdict knows all its ranks.
@@ -143,7 +143,8 @@ func (j *job) computeFile(rank int) string {
 	return filepath.Join(j.folder, fmt.Sprintf("compute-%d", rank))
 }
 
-// compute sets how long a rank computes before each operation, in milliseconds: one number, or two between which it is drawn.
+// compute sets how long a rank computes before each operation, in milliseconds: one number, or two between which it is
+// drawn.
 func (j *job) compute(rank int, milliseconds string) error {
 	file := j.computeFile(rank)
 	if err := os.WriteFile(file+".new", []byte(milliseconds), 0o644); err != nil {

@@ -11,9 +11,9 @@ import (
 // LeastCost is the share of its traffic that a fault has to cost a job, in %, for somebody to be named.
 const LeastCost = 10
 
-// Weigh sets what faults cost. A job may come into step while it is calm, so all jobs of a pattern are compared with what the middle one
-// carries: they have the same hosts and cards. Of faults that cost less than [LeastCost], nobody has to be named, and the samples
-// keep only whether the wrong one was. They keep the notes of what was not right.
+// Weigh sets what faults cost. A job may come into step while it is calm, so all jobs of a pattern are compared with
+// what the middle one carries: they have the same hosts and cards. Of faults that cost less than [LeastCost], nobody
+// has to be named, and the samples keep only whether the wrong one was. They keep the notes of what was not right.
 func Weigh(samples []experiment.Sample, patternOf func(s experiment.Sample) Pattern) []experiment.Sample {
 	type group struct {
 		Pattern

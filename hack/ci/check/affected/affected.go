@@ -16,7 +16,8 @@ type Stage struct {
 	Programs []string
 	// Crates are the Rust packages that it tests, or runs in another way; "*" is all.
 	Crates []string
-	// Reads are what neither build tool knows: files, and folders with a slash behind them. "*.md" is every file with such a name.
+	// Reads are what neither build tool knows: files, and folders with a slash behind them. "*.md" is every file with such
+	// a name.
 	Reads []string
 	// Always is a stage that every change affects.
 	Always bool
@@ -78,8 +79,8 @@ func (c *Choice) add(stage, file string) {
 	}
 }
 
-// owner returns the innermost of the folders that the file is in, or "". A file below a package's folder is the package's: it may be
-// embedded, or read by a test.
+// owner returns the innermost of the folders that the file is in, or "". A file below a package's folder is the
+// package's: it may be embedded, or read by a test.
 func owner(file string, folders []string) string {
 	for dir := path.Dir(file); dir != "."; dir = path.Dir(dir) {
 		if slices.Contains(folders, dir) {

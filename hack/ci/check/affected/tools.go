@@ -76,7 +76,8 @@ func Load(ctx context.Context, root string, stages []Stage) (Graph, error) {
 	return g, nil
 }
 
-// goFolders lists the folders, in the checkout, of packages and of all that they depend on, with their tests if tests is set.
+// goFolders lists the folders, in the checkout, of packages and of all that they depend on, with their tests if tests
+// is set.
 func goFolders(ctx context.Context, root string, tests bool, tags string, patterns ...string) ([]string, error) {
 	args := []string{"list", "-e", "-deps", "-f", "{{if not .Standard}}{{.Dir}}{{end}}"}
 	if tests {
@@ -99,7 +100,8 @@ func goFolders(ctx context.Context, root string, tests bool, tags string, patter
 	return slices.Compact(folders), nil
 }
 
-// A crate is a Rust package of the workspace, and the names of those that it needs: needs for itself, dev for its tests.
+// A crate is a Rust package of the workspace, and the names of those that it needs: needs for itself, dev for its
+// tests.
 type crate struct {
 	name, folder string
 	needs, dev   []string

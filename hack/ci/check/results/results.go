@@ -73,7 +73,8 @@ func (c Counts) String() string {
 	return fmt.Sprintf("%d passed, %d failed, %d skipped", c.Passed, c.Failed, c.Skipped)
 }
 
-// Slowest returns the n slowest tests and set-ups, each without its subtests. It leaves out what takes no time that could be seen.
+// Slowest returns the n slowest tests and set-ups, each without its subtests. It leaves out what takes no time that
+// could be seen.
 func Slowest(all []Result, n int) []Result {
 	const shortest = 10 * time.Millisecond
 	slow := slices.DeleteFunc(slices.Clone(all), func(r Result) bool { return r.Self < shortest })

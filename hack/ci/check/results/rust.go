@@ -13,15 +13,16 @@ import (
 // RustEnvironment lets a Rust test program of the stable compiler take [RustArguments].
 const RustEnvironment = "RUSTC_BOOTSTRAP=1"
 
-// RustArguments make a Rust test program print events, with the time of each test. They are unstable, so that rustParser reads the
-// usual output too.
+// RustArguments make a Rust test program print events, with the time of each test. They are unstable, so that
+// rustParser reads the usual output too.
 var RustArguments = []string{"-Zunstable-options", "--format", "json", "--report-time"}
 
-// Tests that are ignored for these reasons run elsewhere: in a process of their own that another test starts, or in stage rdma.
+// Tests that are ignored for these reasons run elsewhere: in a process of their own that another test starts, or in
+// stage rdma.
 var elsewhere = []string{"part of another test", "runs in the RDMA lab"}
 
-// rustParser reads the output of Rust's test programs: events, or lines for people, as rustdoc prints them. What tests and their child
-// processes print may be between and within the lines.
+// rustParser reads the output of Rust's test programs: events, or lines for people, as rustdoc prints them. What tests
+// and their child processes print may be between and within the lines.
 type rustParser struct {
 	to      Receiver
 	program string

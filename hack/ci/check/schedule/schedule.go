@@ -40,14 +40,14 @@ var ErrNotRun = errors.New("not run")
 type Options struct {
 	Parallel int  // the maximum number of jobs at a time
 	FailFast bool // the first failure ends all others
-	// Started and Ended are called when a job starts and when it has ended, one at a time. A job that does not run only ends, with an
-	// error that is [ErrNotRun].
+	// Started and Ended are called when a job starts and when it has ended, one at a time. A job that does not run only
+	// ends, with an error that is [ErrNotRun].
 	Started func(name string)
 	Ended   func(name string, err error)
 }
 
-// Run runs the jobs, and returns when all have ended. Of the jobs that could start, the first of the list does, but a Busy one comes before
-// the others as long as none runs.
+// Run runs the jobs, and returns when all have ended. Of the jobs that could start, the first of the list does, but a
+// Busy one comes before the others as long as none runs.
 func Run(ctx context.Context, jobs []Job, o Options) error {
 	if err := check(jobs); err != nil {
 		return err

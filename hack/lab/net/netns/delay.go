@@ -17,8 +17,9 @@ const (
 	delayQueue = 16384
 )
 
-// Delay delays all that a star's host sends, at the switch, until it is stopped. Linux does so by netem, which this machine's kernel
-// may lack: here the switch routes the host's packets through a TUN device, and this process returns them later.
+// Delay delays all that a star's host sends, at the switch, until it is stopped. Linux does so by netem, which this
+// machine's kernel may lack: here the switch routes the host's packets through a TUN device, and this process returns
+// them later.
 func (l *Lab) Delay(ctx context.Context, link int, delay time.Duration) (stop func() error, err error) {
 	switch {
 	case link < 0 || link >= len(l.config.Star):
@@ -63,8 +64,8 @@ func (l *Lab) Delay(ctx context.Context, link int, delay time.Duration) (stop fu
 	}, nil
 }
 
-// openTUN makes a TUN device in the calling thread's network. It goes when it is closed. The kernel cuts segments to packets before
-// it hands them over.
+// openTUN makes a TUN device in the calling thread's network. It goes when it is closed. The kernel cuts segments to
+// packets before it hands them over.
 func openTUN(name string) (*os.File, error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {

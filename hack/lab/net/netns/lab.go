@@ -1,21 +1,24 @@
-// Package netns creates networks on this machine for tests and measurements. Two hosts, each in a network namespace, are joined
-// directly, or by parallel links between two routers. The routers choose a link by a hash of the connection's addresses and ports,
-// as the switches of a data centre do:
+// Package netns creates networks on this machine for tests and measurements. Two hosts, each in a network namespace,
+// are joined directly, or by parallel links between two routers. The routers choose a link by a hash of the
+// connection's addresses and ports, as the switches of a data centre do:
 //
 //	h1 10.1.0.2 --- s1 ===( links )=== s2 --- 10.2.0.2 h2
 //	     10.3.0.1 --------------------------- 10.3.0.2
 //
-// Each link has a rate, a loss and a state, which can be changed at any time. The hosts' interface to that network is eth0. A
-// second interface, ctl0, joins them directly, for control traffic that must survive faults of the network under test.
+// Each link has a rate, a loss and a state, which can be changed at any time. The hosts' interface to that network is
+// eth0. A second interface, ctl0, joins them directly, for control traffic that must survive faults of the network
+// under test.
 //
-// The other layout is a star: any number of hosts around one switch, each with a link of its own. The host's interface is eth0 too:
+// The other layout is a star: any number of hosts around one switch, each with a link of its own. The host's interface
+// is eth0 too:
 //
 //	h1 10.1.0.2 ---\
 //	h2 10.2.0.2 ---- s1
 //	h3 10.3.0.2 ---/
 //
-// The namespaces have no names. They exist as long as the process that called [Up], or a process started in them, so nothing
-// remains after the owner exits. Nothing is changed in the machine's own network. Needs root, iproute2, nftables and util-linux.
+// The namespaces have no names. They exist as long as the process that called [Up], or a process started in them, so
+// nothing remains after the owner exits. Nothing is changed in the machine's own network. Needs root, iproute2,
+// nftables and util-linux.
 package netns
 
 import (
@@ -81,8 +84,8 @@ type Config struct {
 	Links []Link
 	// Star are the rates of a star's links, with a host at the end of each. A star has neither Links nor FlowRates.
 	Star []Rate
-	// FlowRates caps TCP connections at the sending host, as clouds do. Connections are assigned to shaped queues, one for each
-	// rate, in the order in which they are opened.
+	// FlowRates caps TCP connections at the sending host, as clouds do. Connections are assigned to shaped queues, one for
+	// each rate, in the order in which they are opened.
 	FlowRates []Rate
 	// Queue of each shaped link; default [DefaultQueue].
 	Queue time.Duration
@@ -206,8 +209,8 @@ var programs = []toolbox.Program{
 	{Name: "nsenter", Package: "util-linux"},
 }
 
-// Up creates a lab, which this process owns: it exists until [Lab.Down], or until this process exits. It first removes the remains
-// of a lab of that name whose owner was killed. A lab whose owner runs is an error.
+// Up creates a lab, which this process owns: it exists until [Lab.Down], or until this process exits. It first removes
+// the remains of a lab of that name whose owner was killed. A lab whose owner runs is an error.
 func Up(ctx context.Context, c Config) (_ *Lab, err error) {
 	if c, err = c.withDefaults(); err != nil {
 		return nil, err
@@ -267,8 +270,8 @@ func Open(name string) (*Lab, error) {
 	return &Lab{config: r.Config, namespaces: r.Namespaces}, nil
 }
 
-// Down kills every process in the lab and removes it. In another process than the lab's owner, it makes the owner exit, which
-// removes the lab.
+// Down kills every process in the lab and removes it. In another process than the lab's owner, it makes the owner exit,
+// which removes the lab.
 func (l *Lab) Down(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), timeout, fmt.Errorf("lab %s: not down within %s", l.config.Name, timeout))
 	defer cancel()
@@ -309,8 +312,8 @@ func (l *Lab) Address(host Host) netip.Addr { data, _ := addresses(host); return
 // ControlAddress is a host's address outside the network under test. A star's hosts have none.
 func (l *Lab) ControlAddress(host Host) netip.Addr { return controls[host] }
 
-// Do runs f, on a thread of its own, in a host's network: sockets opened by f belong to that host. f must not start goroutines that
-// open sockets.
+// Do runs f, on a thread of its own, in a host's network: sockets opened by f belong to that host. f must not start
+// goroutines that open sockets.
 func (l *Lab) Do(host Host, f func() error) error {
 	s, err := l.host(host)
 	if err != nil {
@@ -319,7 +322,8 @@ func (l *Lab) Do(host Host, f func() error) error {
 	return s.do(f)
 }
 
-// Command prepares a command that runs in a host's network, with the machine's files. It is killed when this process exits.
+// Command prepares a command that runs in a host's network, with the machine's files. It is killed when this process
+// exits.
 func (l *Lab) Command(ctx context.Context, host Host, argv ...string) (*exec.Cmd, error) {
 	s, err := l.host(host)
 	if err != nil {

@@ -129,7 +129,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// A shaper lets a burst and a queue pass at once, then its rate. The clock and the counters are not read at the same time.
+// A shaper lets a burst and a queue pass at once, then its rate. The clock and the counters are not read at the same
+// time.
 func maxBytes(l *Lab, rate Rate, took time.Duration) uint64 {
 	return uint64(rate.bytesIn(took.Seconds())*105/100 + minBurst + l.queueBytes(rate))
 }

@@ -23,8 +23,9 @@ func addresses(host Host) (data, gateway netip.Addr) {
 // controls are the addresses outside the network under test.
 var controls = map[Host]netip.Addr{H1: netip.MustParseAddr("10.3.0.1"), H2: netip.MustParseAddr("10.3.0.2")}
 
-// A shaper delays traffic above its rate. Whole segments of 64 KiB pass through it before they are cut to packets, and must fit its
-// bucket. At low rates TCP sends short segments, and a bucket of that size would carry a good part of a message in no time.
+// A shaper delays traffic above its rate. Whole segments of 64 KiB pass through it before they are cut to packets, and
+// must fit its bucket. At low rates TCP sends short segments, and a bucket of that size would carry a good part of a
+// message in no time.
 const (
 	minBurst = 128 << 10
 	lowBurst = 32 << 10

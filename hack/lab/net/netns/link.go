@@ -92,7 +92,8 @@ type Match struct {
 	Port    uint16
 }
 
-// SetBlackhole makes the routers silently drop packets that match any of these, and no others. Without any, nothing is dropped.
+// SetBlackhole makes the routers silently drop packets that match any of these, and no others. Without any, nothing is
+// dropped.
 func (l *Lab) SetBlackhole(ctx context.Context, matches ...Match) error {
 	if err := l.hasLinks(); err != nil {
 		return err
@@ -129,8 +130,8 @@ func (l *Lab) fill(ctx context.Context, router Host, chain string, rules ...stri
 	return l.run(ctx, router, "nft -f -", lines...)
 }
 
-// Sent returns the bytes that each link has carried from H1's side to H2's. Headers count once for each segment of up to 64 KiB, so
-// for a bulk transfer this is close to its payload.
+// Sent returns the bytes that each link has carried from H1's side to H2's. Headers count once for each segment of up
+// to 64 KiB, so for a bulk transfer this is close to its payload.
 func (l *Lab) Sent() ([]uint64, error) {
 	if err := l.hasLinks(); err != nil {
 		return nil, err

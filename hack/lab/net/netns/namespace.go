@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A namespace is a network namespace without a name. It exists as long as its owner has it open or a process runs in it, so nothing
-// remains when the owner is killed.
+// A namespace is a network namespace without a name. It exists as long as its owner has it open or a process runs in
+// it, so nothing remains when the owner is killed.
 type namespace struct {
 	// PID and FD are the owner's process and its open file.
 	PID, FD int

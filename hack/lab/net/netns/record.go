@@ -73,7 +73,8 @@ func (r record) awaitEnd(ctx context.Context) error {
 	})
 }
 
-// Remove takes down the lab of that name, or removes its remains if its owner was killed. It is no error if there is none.
+// Remove takes down the lab of that name, or removes its remains if its owner was killed. It is no error if there is
+// none.
 func Remove(ctx context.Context, name string) error {
 	if !namePattern.MatchString(name) {
 		return fmt.Errorf("lab name %q: lower-case letters, digits and dashes, at most 31", name)

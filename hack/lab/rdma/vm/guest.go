@@ -12,7 +12,8 @@ import (
 //go:embed guest/*.sh
 var scripts embed.FS
 
-// initramfs creates the archive that a machine boots from: the programs that mount the root, and in lab/ those that run there.
+// initramfs creates the archive that a machine boots from: the programs that mount the root, and in lab/ those that run
+// there.
 func (l *Lab) initramfs(c Config) ([]byte, error) {
 	var a archive
 	for _, name := range []string{"bin", "dev", "proc", "sys", "below", "above", "new", "modules", "lab"} {

@@ -17,8 +17,8 @@ import (
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 )
 
-// suites have the kernels that are known to work, the preferred one first. Only the first suite's soft-RoCE works in network
-// namespaces.
+// suites have the kernels that are known to work, the preferred one first. Only the first suite's soft-RoCE works in
+// network namespaces.
 var suites = []string{"trixie-backports", "bookworm-backports"}
 
 const downloadTimeout = 15 * time.Minute

@@ -1,13 +1,15 @@
-// Package vm runs commands in a virtual machine with RDMA verbs, on a machine without RDMA hardware whose kernel has no verbs.
+// Package vm runs commands in a virtual machine with RDMA verbs, on a machine without RDMA hardware whose kernel has no
+// verbs.
 //
 // The virtual machine's kernel is Debian's, with soft-RoCE over the two ends
 // of a virtual Ethernet link: devices rxe0 and rxe1 at 10.77.0.1 (eth0) and
 // 10.77.0.2 (eth1). Its root is this machine's own file system, so every
 // program, library and test binary of this machine is there, at its path.
-// Files that a command writes to one shared folder are kept on this machine; all others are lost with the virtual machine.
+// Files that a command writes to one shared folder are kept on this machine; all others are lost with the virtual
+// machine.
 //
-// QEMU emulates the processor: results are right, absolute times mean little. A virtual machine has no files on disk. It exits with
-// the process that called [Lab.Run].
+// QEMU emulates the processor: results are right, absolute times mean little. A virtual machine has no files on disk.
+// It exits with the process that called [Lab.Run].
 package vm
 
 import (
@@ -74,8 +76,8 @@ const busybox = "/bin/busybox"
 // A Lab has everything that virtual machines need.
 type Lab struct{ kernel kernel }
 
-// New creates a lab. It installs missing programs from Debian and fetches a kernel into the cache. The error is [Missing] where this
-// machine cannot have a lab.
+// New creates a lab. It installs missing programs from Debian and fetches a kernel into the cache. The error is
+// [Missing] where this machine cannot have a lab.
 func New(ctx context.Context, progress io.Writer) (*Lab, error) {
 	if runtime.GOOS != "linux" || runtime.GOARCH != "amd64" {
 		return nil, Missing{fmt.Sprintf("the lab needs Linux on amd64, this is %s on %s", runtime.GOOS, runtime.GOARCH)}
@@ -233,8 +235,8 @@ func (l *Lab) Run(ctx context.Context, c Config) (int, error) {
 	}
 	for boot := 1; ; boot++ {
 		code, err := runMachine(ctx, l.kernel, c, files)
-		// The kernel patches its own code while it boots. It sometimes fails, as the emulated processor still executes the old
-		// code.
+		// The kernel patches its own code while it boots. It sometimes fails, as the emulated processor still executes the
+		// old code.
 		var failure machineError
 		if boot == boots || !errors.As(err, &failure) || !failure.early {
 			return code, err

@@ -1,4 +1,5 @@
-//! What a rank computes between two operations: it sleeps, as long as a file says. Whoever writes the file makes a rank late.
+//! What a rank computes between two operations: it sleeps, as long as a file says. Whoever writes
+//! the file makes a rank late.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::ErrorKind;
@@ -17,9 +18,9 @@ const MOST: u64 = 60_000;
 /// How long a rank computes.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct ComputeOptions {
-    /// Before each operation, sleep the milliseconds in this file: 40, or 20-60 to draw them anew each time. It is read each
-    /// time; none means 0. FILE.once, if there is one, is for the next operation instead, and is removed. The times of
-    /// allreduce contain it
+    /// Before each operation, sleep the milliseconds in this file: 40, or 20-60 to draw them anew
+    /// each time. It is read each time; none means 0. FILE.once, if there is one, is for the next
+    /// operation instead, and is removed. The times of allreduce contain it
     #[arg(long = "compute", value_name = "FILE")]
     file: Option<PathBuf>,
 }

@@ -106,7 +106,8 @@ impl Op {
     }
 }
 
-/// A small whole number, so that sums over any number of ranks that fits a test are exact in float32.
+/// A small whole number, so that sums over any number of ranks that fits a test are exact in
+/// float32.
 fn contribution(i: usize, rank: usize, round: u64) -> u32 {
     ((i as u64).wrapping_mul(31).wrapping_add(rank as u64 * 17).wrapping_add(round * 7) % 97) as u32
 }

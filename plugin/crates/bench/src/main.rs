@@ -56,9 +56,11 @@ enum Command {
     Reduction(reduction::Options),
     /// What many connections cost: to open, to keep, to close
     Scale(scale::Options),
-    /// Many connections for a long time while processes, flows and the network fail, every byte checked
+    /// Many connections for a long time while processes, flows and the network fail, every byte
+    /// checked
     Soak(soak::Options),
-    /// Which of NCCL's algorithms the plugin's tuner chooses for a network, beside NCCL's own choice
+    /// Which of NCCL's algorithms the plugin's tuner chooses for a network, beside NCCL's own
+    /// choice
     Tuner(tuner::Options),
     /// What can be set in the plugin's environment, and whether the values are valid
     Settings(settings::Options),

@@ -1,5 +1,6 @@
-//! `evenkeel-bench net`: messages from rank 1 to rank 0, or in both directions, through a plugin, as NCCL's proxy moves
-//! them: several connections, several requests in flight on each, only the oldest tested.
+//! `evenkeel-bench net`: messages from rank 1 to rank 0, or in both directions, through a plugin,
+//! as NCCL's proxy moves them: several connections, several requests in flight on each, only the
+//! oldest tested.
 
 use std::collections::VecDeque;
 use std::process::ExitCode;
@@ -69,10 +70,12 @@ pub(crate) struct Options {
     /// How each rank's one thread asks for completions
     #[arg(long, value_enum, default_value_t = Driver::Nccl, value_name = "DRIVER")]
     driver: Driver,
-    /// Check every byte of the timed messages too, not only which message each is: that costs processor time
+    /// Check every byte of the timed messages too, not only which message each is: that costs
+    /// processor time
     #[arg(long)]
     check_all: bool,
-    /// Rank 0 sends too, and rank 1 receives: that many connections in each direction, all at the same time
+    /// Rank 0 sends too, and rank 1 receives: that many connections in each direction, all at the
+    /// same time
     #[arg(long)]
     both_ways: bool,
     /// One message at a time, there and back
@@ -92,7 +95,8 @@ impl Options {
         2 * self.depth
     }
 
-    /// What is checked of a message, of those after the first or of all where nothing is sent before.
+    /// What is checked of a message, of those after the first or of all where nothing is sent
+    /// before.
     fn check(&self, message: u32) -> Check {
         let first = self.warmup == 0 && message < self.first();
         if self.check_all || first { Check::All } else { Check::Stamp }
@@ -329,7 +333,8 @@ impl Run<'_> {
         }
     }
 
-    /// Sends `count` messages there and back, adds each one's seconds to `trips`, and counts wrong ones.
+    /// Sends `count` messages there and back, adds each one's seconds to `trips`, and counts wrong
+    /// ones.
     fn bounce(
         &mut self,
         count: u32,
@@ -370,7 +375,8 @@ impl Run<'_> {
         Ok(wrong)
     }
 
-    /// Moves `count` messages on every connection, adds the seconds of each sent one to `latencies`, and counts wrong ones.
+    /// Moves `count` messages on every connection, adds the seconds of each sent one to
+    /// `latencies`, and counts wrong ones.
     fn stream(
         &mut self,
         count: u32,
@@ -447,7 +453,8 @@ fn stamp(connection: usize, message: u32) -> u64 {
     (connection as u64 + 1) << 32 | u64::from(message)
 }
 
-/// The `i`-th eight bytes of a message that is checked whole. They differ between messages and within a message.
+/// The `i`-th eight bytes of a message that is checked whole. They differ between messages and
+/// within a message.
 fn word(stamp: u64, i: usize) -> [u8; 8] {
     (stamp ^ i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
 }

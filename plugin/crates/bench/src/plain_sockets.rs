@@ -1,5 +1,6 @@
-//! Plain sockets in place of a plugin: one or several TCP connections for each connection, or MPTCP ones. They are moved
-//! by [`PlainConnection::test`] alone, without threads. This is the least that any plugin has to do.
+//! Plain sockets in place of a plugin: one or several TCP connections for each connection, or MPTCP
+//! ones. They are moved by [`PlainConnection::test`] alone, without threads. This is the least that
+//! any plugin has to do.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -28,7 +29,8 @@ const MAX_REQUESTS: usize = 32;
 /// Which sockets.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PlainOptions {
-    /// In place of a plugin: this many plain sockets for each connection, which share each message equally
+    /// In place of a plugin: this many plain sockets for each connection, which share each message
+    /// equally
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64), value_name = "N")]
     pub(crate) plain_sockets: Option<u32>,
     /// These are MPTCP sockets

@@ -1,5 +1,5 @@
-//! `evenkeel-bench scale`: what many connections cost: time to open and to close, descriptors, memory, and processor time
-//! while nothing is sent.
+//! `evenkeel-bench scale`: what many connections cost: time to open and to close, descriptors,
+//! memory, and processor time while nothing is sent.
 
 use std::process::ExitCode;
 use std::thread;
@@ -113,7 +113,8 @@ impl Workload for Options {
         // Acknowledgements, and whatever else follows a message, are not to count.
         thread::sleep(Duration::from_secs(1));
         let used = held(world)?;
-        // Counting thousands of descriptors takes time, which is not to count: the processes begin together after it.
+        // Counting thousands of descriptors takes time, which is not to count: the processes begin
+        // together after it.
         world.barrier()?;
         let (cpu, waits) = (cpu_seconds(), wakeups()?);
         thread::sleep(Duration::from_secs(self.idle));

@@ -17,27 +17,33 @@ const MISSED: u32 = 3;
 const MIN_SILENCE: Duration = Duration::from_millis(3500);
 /// How long the kernel may go on sending what a stopped process has written.
 const BUFFERED: Duration = Duration::from_secs(10);
-/// A silent process is forgotten after this time, unless others still have connections to it and may wait for it.
+/// A silent process is forgotten after this time, unless others still have connections to it and
+/// may wait for it.
 const FORGOTTEN: Duration = Duration::from_secs(20);
 /// A connection is forgotten when neither end has reported it for this time.
 const CONNECTION_FORGOTTEN: Duration = Duration::from_secs(300);
-/// Number of consecutive judgements that must name a suspect before the verdict does, and must omit it before the verdict drops it.
+/// Number of consecutive judgements that must name a suspect before the verdict does, and must omit
+/// it before the verdict drops it.
 const STEADY: u32 = 4;
-/// The same for a suspect that may pass. Twice the window, so that neither a chance collision nor a single pause is reported.
+/// The same for a suspect that may pass. Twice the window, so that neither a chance collision nor a
+/// single pause is reported.
 const STEADY_IF_IT_MAY_PASS: u32 = 16;
-/// Number of consecutive judgements, as long as the window, that may omit a late process before it is dropped. A training step
-/// may be longer than the gap.
+/// Number of consecutive judgements, as long as the window, that may omit a late process before it
+/// is dropped. A training step may be longer than the gap.
 const PAUSES: u32 = 8;
 /// Number of judgements of a working job after which a process's usual lateness is known.
 const LEARNING: u32 = 30;
-/// Number of judgements that the mean of the usual lateness covers, so that it follows a change within minutes.
+/// Number of judgements that the mean of the usual lateness covers, so that it follows a change
+/// within minutes.
 const USUAL: u32 = 120;
-/// A job counts as working while its median process is without requests for at most this share. It is not while it starts.
+/// A job counts as working while its median process is without requests for at most this share. It
+/// is not while it starts.
 const IDLE: f64 = 0.95;
 /// Maximum number of processes and of connections. Any beyond that are ignored.
 const MAX_PROCESSES: usize = 20_000;
 const MAX_CONNECTIONS: usize = 400_000;
-/// Number of views kept of a process beyond those that fit into the window at the requested interval.
+/// Number of views kept of a process beyond those that fit into the window at the requested
+/// interval.
 const MORE_VIEWS: u32 = 2;
 /// Up to this many processes send a view once a second. With more, each sends less often.
 const PROCESSES_A_SECOND: u64 = 1000;
@@ -64,7 +70,8 @@ struct Ends {
 }
 
 impl Ends {
-    /// Whether only the other end has reported the connection since then. The other end may wait for this one.
+    /// Whether only the other end has reported the connection since then. The other end may wait
+    /// for this one.
     fn is_silent(&self, end: usize, since: Duration) -> bool {
         self.told[1 - end] >= since && self.told[end] < since
     }
@@ -97,7 +104,8 @@ struct Known {
     /// The views of the window with their times of arrival.
     views: VecDeque<(Duration, View)>,
     usual: Usual,
-    /// Whether peers received bytes from it long after its last view, so that only its views get lost.
+    /// Whether peers received bytes from it long after its last view, so that only its views get
+    /// lost.
     is_unheard: bool,
 }
 
@@ -114,7 +122,8 @@ struct Gathered {
     link: Link,
     /// Whether a view of the sender included it.
     has_sender: bool,
-    /// As the receiver saw it: the share of time in which a message had begun to arrive, and bytes per second.
+    /// As the receiver saw it: the share of time in which a message had begun to arrive, and bytes
+    /// per second.
     arriving: f64,
     received: f64,
 }
@@ -134,7 +143,8 @@ impl Gathered {
 struct Suspicion {
     suspect: Suspect,
     since: Duration,
-    /// Number of judgements that named it, and how many of these found that it does not pass by itself.
+    /// Number of judgements that named it, and how many of these found that it does not pass by
+    /// itself.
     seen: u32,
     firm: u32,
     /// Number of consecutive judgements that did not name it.
@@ -208,7 +218,8 @@ impl Collector {
         self.note_ends(id, now);
     }
 
-    /// Notes the connections in a process's last view, and that peers which sent it bytes are alive.
+    /// Notes the connections in a process's last view, and that peers which sent it bytes are
+    /// alive.
     fn note_ends(&mut self, id: u64, now: Duration) {
         let unheard_since = now.saturating_sub(BUFFERED + self.interval());
         let last = self.processes.get(&id).and_then(|known| known.views.back());
@@ -297,7 +308,8 @@ impl Collector {
         self.ends.retain(|_, ends| now < last(ends) + CONNECTION_FORGOTTEN);
     }
 
-    /// Removes from `silent` the processes that live ones have connections to, directly or through silent ones, and may wait for.
+    /// Removes from `silent` the processes that live ones have connections to, directly or through
+    /// silent ones, and may wait for.
     fn keep_waited_for(&self, silent: &mut HashSet<u64>, now: Duration) {
         let since = now.saturating_sub(self.window());
         let mut waited_for = Vec::new();
@@ -322,7 +334,8 @@ impl Collector {
         }
     }
 
-    /// Merges the views of the last seconds into a job. Also returns the identifiers of its members.
+    /// Merges the views of the last seconds into a job. Also returns the identifiers of its
+    /// members.
     fn job(&self, now: Duration) -> (Job, Vec<u64>) {
         let begin = now.saturating_sub(self.window());
         let silence = self.silence();
@@ -349,7 +362,8 @@ impl Collector {
                 uncalled: share(sum(&|view| view.uncalled)),
                 usual_excess: known.usual.known(),
                 uncalled_for: last.map_or(0.0, |view| f64::from(view.uncalled_for) / 1e3),
-                // The median, because a pause such as a checkpoint shows in one or two views, and a lack of CPU in most.
+                // The median, because a pause such as a checkpoint shows in one or two views, and a
+                // lack of CPU in most.
                 starved: median(recent().map(|view| {
                     (f64::from(view.starved) / f64::from(view.window.max(1))).min(1.0)
                 })),
@@ -373,7 +387,8 @@ impl Collector {
         }
         let mut links: HashMap<u64, Link> =
             links.into_iter().map(|(id, gathered)| (id, gathered.link())).collect();
-        // The predecessor's connections are unknown. It may be the missing end of connections that stand still.
+        // The predecessor's connections are unknown. It may be the missing end of connections that
+        // stand still.
         let predecessor = self.predecessor.and_then(|id| at.get(&id)).copied();
         if let Some(it) = predecessor.filter(|it| members[*it].silent_for.is_some()) {
             for link in links.values_mut().filter(|link| !link.moves) {
@@ -388,8 +403,8 @@ impl Collector {
         for link in
             links.values_mut().filter(|link| link.to.is_none() || link.unacknowledged <= 0.0)
         {
-            // Without the receiver's view, or with a device that reports whole messages only, the sender's count of missing buffers
-            // stands in.
+            // Without the receiver's view, or with a device that reports whole messages only, the
+            // sender's count of missing buffers stands in.
             link.unposted = link.unposted.max(link.refused);
         }
         let mut links: Vec<(u64, Link)> = links.into_iter().collect();
@@ -461,7 +476,8 @@ impl Collector {
         }
     }
 
-    /// Updates the suspicions: a suspect is reported once enough judgements named it, and dropped once enough omitted it.
+    /// Updates the suspicions: a suspect is reported once enough judgements named it, and dropped
+    /// once enough omitted it.
     fn weigh(&mut self, named: &[Suspect], now: Duration) {
         for suspicion in &mut self.suspicions {
             match named.iter().find(|suspect| suspect.is_same(&suspicion.suspect)) {
@@ -490,7 +506,8 @@ impl Collector {
                 });
             }
         }
-        // Oldest first: sorting by share would reorder them from verdict to verdict and look like news.
+        // Oldest first: sorting by share would reorder them from verdict to verdict and look like
+        // news.
         self.suspicions.sort_by_key(|suspicion| suspicion.since);
     }
 }
@@ -558,7 +575,8 @@ mod tests {
         }
     }
 
-    /// The share in which a process gets no processor, of which that much is said by its views of a second each.
+    /// The share in which a process gets no processor, of which that much is said by its views of a
+    /// second each.
     fn starved(milliseconds: [u32; 8]) -> f64 {
         let mut collector = Collector::new(1);
         for (sequence, starved) in (1..).zip(milliseconds) {
@@ -576,7 +594,8 @@ mod tests {
         job.members[0].starved
     }
 
-    /// A verdict on a process that has sent one view and no other, while its peer waits for it and moves bytes for some seconds.
+    /// A verdict on a process that has sent one view and no other, while its peer waits for it and
+    /// moves bytes for some seconds.
     fn verdict_on_silent(moves_for: u32) -> Verdict {
         verdict_on_silent_after(30, moves_for)
     }

@@ -1,7 +1,8 @@
 //! Elects the process of a job that collects the views: the lowest rank that is alive.
 //!
-//! Processes know only the neighbours that they have connections with. Each tells its neighbours of the best candidate that it
-//! knows. A candidate counts its own heartbeats. A process drops a candidate whose heartbeats stop.
+//! Processes know only the neighbours that they have connections with. Each tells its neighbours of
+//! the best candidate that it knows. A candidate counts its own heartbeats. A process drops a
+//! candidate whose heartbeats stop.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -11,7 +12,8 @@ pub const CANDIDATE_BYTES: usize = 4 + 8 + 16 + 2 + 8;
 
 /// A candidate is dropped after this time without a new heartbeat.
 pub const MAX_SILENCE: Duration = Duration::from_secs(5);
-/// A process that has not beaten for this long was itself stopped, so the others' silence proves nothing.
+/// A process that has not beaten for this long was itself stopped, so the others' silence proves
+/// nothing.
 const PAUSE: Duration = Duration::from_secs(3);
 /// How long a dropped candidate cannot be elected again.
 const PENALTY: Duration = Duration::from_secs(30);
@@ -76,7 +78,8 @@ pub struct Election {
 }
 
 impl Election {
-    /// Starts with this process as the only candidate. All times count from the same arbitrary moment.
+    /// Starts with this process as the only candidate. All times count from the same arbitrary
+    /// moment.
     pub fn new(me: Candidate, now: Duration) -> Self {
         Self { me, best: me, seen: now, beaten: now, penalties: Vec::new() }
     }
@@ -96,7 +99,8 @@ impl Election {
         self.best.id == self.me.id
     }
 
-    /// Handles a neighbour's best candidate. Returns whether it is news to pass on to the other neighbours.
+    /// Handles a neighbour's best candidate. Returns whether it is news to pass on to the other
+    /// neighbours.
     pub fn heard(&mut self, candidate: Candidate, now: Duration) -> bool {
         if candidate.id == self.me.id || self.is_penalized(candidate.id, now) {
             return false;
@@ -113,7 +117,8 @@ impl Election {
         news
     }
 
-    /// Notes that this process answered a view: it is alive and collects, so its heartbeats need not come through neighbours.
+    /// Notes that this process answered a view: it is alive and collects, so its heartbeats need
+    /// not come through neighbours.
     pub fn answered(&mut self, id: u64, now: Duration) {
         if id == self.best.id {
             self.seen = now;
@@ -129,8 +134,8 @@ impl Election {
         self.penalties.iter().any(|(other, since)| *other == id && now < *since + PENALTY)
     }
 
-    /// Beats, and drops a silent candidate. To be called once a second. Returns the candidate to announce to the neighbours if
-    /// it is this process or has just changed.
+    /// Beats, and drops a silent candidate. To be called once a second. Returns the candidate to
+    /// announce to the neighbours if it is this process or has just changed.
     pub fn beat(&mut self, now: Duration) -> Option<Candidate> {
         self.me.beat += 1;
         if now >= self.beaten + PAUSE {

@@ -10,7 +10,8 @@ pub(crate) const MIN_SHARE: f64 = 0.10;
 pub(crate) struct Found {
     pub(crate) suspect: Suspect,
     pub(crate) holds: Vec<usize>,
-    /// Whether `holds` begins with the suspect's own member, which does not count as waiting for itself.
+    /// Whether `holds` begins with the suspect's own member, which does not count as waiting for
+    /// itself.
     pub(crate) is_member: bool,
 }
 

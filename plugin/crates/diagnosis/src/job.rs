@@ -17,8 +17,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// Which members are ranks of the job: those with a rank number, or all if none has one. Others, such as reduction servers,
-    /// serve the ranks and never call by themselves.
+    /// Which members are ranks of the job: those with a rank number, or all if none has one.
+    /// Others, such as reduction servers, serve the ranks and never call by themselves.
     pub(crate) fn ranks(&self) -> Vec<bool> {
         let has_number = |member: &Member| member.process.rank.is_some();
         let some_have = self.members.iter().any(has_number);
@@ -60,7 +60,8 @@ pub struct Link {
     pub pending: f64,
     /// The receiver had buffers posted.
     pub wanted: f64,
-    /// The receiver had bytes but no buffer for them. Equals `refused` if the receiver does not report it.
+    /// The receiver had bytes but no buffer for them. Equals `refused` if the receiver does not
+    /// report it.
     pub unposted: f64,
     /// The sender had messages but knew of no buffer for them.
     pub refused: f64,
@@ -104,7 +105,8 @@ impl Link {
         if segments > 0.0 { self.retransmits / (segments + self.retransmits) } else { 0.0 }
     }
 
-    /// Share of the time in which bytes were under way, including bytes that the receiver had not asked for yet.
+    /// Share of the time in which bytes were under way, including bytes that the receiver had not
+    /// asked for yet.
     pub(crate) fn under_way(&self) -> f64 {
         self.wire().max(self.unacknowledged)
     }

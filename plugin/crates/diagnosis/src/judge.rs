@@ -1,4 +1,5 @@
-//! Finds what a job's waits come from: a pure function of what all processes saw in the same window.
+//! Finds what a job's waits come from: a pure function of what all processes saw in the same
+//! window.
 
 use crate::found::{Found, MIN_SHARE};
 use crate::job::Job;
@@ -88,8 +89,8 @@ mod tests {
     use crate::verdict::Direction;
     use crate::view::Process;
 
-    /// An all-to-all of four hosts. `retransmits` gives each connection's retransmitted segments per second. Bytes take 1.1
-    /// times as long on connections that retransmit more than one.
+    /// An all-to-all of four hosts. `retransmits` gives each connection's retransmitted segments
+    /// per second. Bytes take 1.1 times as long on connections that retransmit more than one.
     fn job(retransmits: impl Fn(usize, usize) -> f64) -> Job {
         let members = (0..4).map(|rank| Member {
             process: Process { rank: Some(rank), host: format!("n{rank}"), ..Process::default() },
@@ -161,8 +162,9 @@ mod tests {
         }
     }
 
-    /// A broadcast along a chain of eight hosts whose cards are equally fast: the first ones are ahead, and their bytes lie with
-    /// receivers that have not asked for them yet. The shares are as measured in one, but for what each `change` of a link makes.
+    /// A broadcast along a chain of eight hosts whose cards are equally fast: the first ones are
+    /// ahead, and their bytes lie with receivers that have not asked for them yet. The shares are
+    /// as measured in one, but for what each `change` of a link makes.
     fn chain(change: impl Fn(usize, &mut Link)) -> Job {
         let members = (0..8).map(|rank| Member {
             process: Process { rank: Some(rank), host: format!("n{rank}"), ..Process::default() },
@@ -209,7 +211,8 @@ mod tests {
     #[test]
     fn slow_path_of_a_chain_is_named() {
         for slow in 0..7 {
-            // All carry what the slow one does. Behind it nobody has anything to send; before it, all bytes lie with receivers.
+            // All carry what the slow one does. Behind it nobody has anything to send; before it,
+            // all bytes lie with receivers.
             let verdict = judge(&chain(|from, link| {
                 (link.rate, link.unacknowledged) = (1.1e6, 0.22);
                 (link.pending, link.wanted, link.unposted) = match from {
@@ -277,7 +280,8 @@ mod tests {
         );
     }
 
-    /// A ring of many hosts with some neighbours more, of which each tenth path is slow and each tenth rank is late.
+    /// A ring of many hosts with some neighbours more, of which each tenth path is slow and each
+    /// tenth rank is late.
     fn large(ranks: usize) -> Job {
         let members = (0..ranks).map(|rank| Member {
             process: Process {
@@ -350,7 +354,8 @@ mod tests {
         assert!(nobody.suspects.is_empty(), "{}", nobody.text);
     }
 
-    /// A ring of eight, beside which seven send to one for a second, as for a checkpoint: they share its card.
+    /// A ring of eight, beside which seven send to one for a second, as for a checkpoint: they
+    /// share its card.
     #[test]
     fn gather_beside_a_ring_names_nobody() {
         let mut job = chain(|_, link| {
@@ -381,8 +386,8 @@ mod tests {
         assert_eq!(verdict.suspects[0].place.host, "n0", "{}", verdict.text);
     }
 
-    /// Seven send to one, again and again, with the shares of the time in which bytes of each are under way, and the bytes of each a
-    /// second.
+    /// Seven send to one, again and again, with the shares of the time in which bytes of each are
+    /// under way, and the bytes of each a second.
     fn gather(connections: [(f64, f64); 7]) -> Job {
         let mut job = chain(|_, _| ());
         let links = connections.into_iter().enumerate().map(|(at, (under_way, rate))| Link {
@@ -432,8 +437,8 @@ mod tests {
         assert_eq!(verdict.suspects[0].place.host, "n3", "{}", verdict.text);
     }
 
-    /// Eight ranks, each of which sends as many bytes to two servers and gets as many back. A server's card carries four times as much
-    /// as a rank's.
+    /// Eight ranks, each of which sends as many bytes to two servers and gets as many back. A
+    /// server's card carries four times as much as a rank's.
     fn with_servers(change: impl Fn(usize, &mut Link)) -> Job {
         let mut job = chain(|_, _| ());
         let server = |at: usize| Process { host: format!("s{at}"), ..Process::default() };

@@ -6,14 +6,17 @@ use crate::median::Sorted;
 use crate::verdict::{Class, Suspect};
 use crate::waits::Waits;
 
-/// Minimum share of time without a call, above both the other ranks' and the process's own past, to count as late.
+/// Minimum share of time without a call, above both the other ranks' and the process's own past, to
+/// count as late.
 const MIN_LATENESS: f64 = 0.08;
 /// Seconds without a call after which a process counts as stuck, whatever it did in the past.
 const STUCK: f64 = 5.0;
-/// Minimum scheduling delay above the other ranks', as a share of the time, to count as starved of CPU.
+/// Minimum scheduling delay above the other ranks', as a share of the time, to count as starved of
+/// CPU.
 const MIN_STARVED: f64 = 0.20;
 
-/// Finds processes that others wait for while they wait for nobody. Each is the first member that it holds up.
+/// Finds processes that others wait for while they wait for nobody. Each is the first member that
+/// it holds up.
 pub(crate) fn late(job: &Job, waits: &Waits) -> Vec<Found> {
     let members = &job.members;
     let uncalled =
@@ -30,7 +33,8 @@ pub(crate) fn late(job: &Job, waits: &Waits) -> Vec<Found> {
     for (at, member) in members.iter().enumerate().filter(|(at, _)| waits.ranks[*at]) {
         let usual = all_uncalled.median_without(member.uncalled);
         let starved = member.starved - all_starved.median_without(member.starved);
-        // A pipeline stage may always compute longer than the others. Only a change, or being stuck, counts.
+        // A pipeline stage may always compute longer than the others. Only a change, or being
+        // stuck, counts.
         let excess = uncalled(member) - usual;
         let before = member.usual_excess.unwrap_or(excess).max(0.0);
         let mut lateness = excess - before;

@@ -1,9 +1,10 @@
 //! Which rank, card or path the ranks of a job wait for.
 //!
-//! Each process of a job sees how long it waits on each of its connections, and whether for the peer or for the wire
-//! ([`View`]). One process, the *collector* ([`election`]), gets the views of all ([`Collector`]), and [`judge()`] finds what the
-//! waits come from. Waits propagate: in a ring, every rank waits for the one before it. So the function follows the waits until
-//! it finds a process that waits for nobody and has not called, or a connection whose bytes take too long.
+//! Each process of a job sees how long it waits on each of its connections, and whether for the
+//! peer or for the wire ([`View`]). One process, the *collector* ([`election`]), gets the views of
+//! all ([`Collector`]), and [`judge()`] finds what the waits come from. Waits propagate: in a ring,
+//! every rank waits for the one before it. So the function follows the waits until it finds a
+//! process that waits for nobody and has not called, or a connection whose bytes take too long.
 //!
 //! Nothing here uses sockets or clocks: time is a parameter.
 

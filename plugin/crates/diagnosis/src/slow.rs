@@ -9,33 +9,39 @@ use crate::verdict::{Class, Direction, Suspect};
 
 /// A connection is slow if its bytes take this many times as long as the others'.
 const SLOW: f64 = 1.6;
-/// A card is also slow if its median connection is [`DELAYED`] times as slow as usual, most of its connections are at least
-/// [`SLIGHTLY_SLOW`], and it has at least [`MIN_PEERS`] peers. A delay costs less on connections that carry more at a time, so
-/// few of them may be slow by themselves.
+/// A card is also slow if its median connection is [`DELAYED`] times as slow as usual, most of its
+/// connections are at least [`SLIGHTLY_SLOW`], and it has at least [`MIN_PEERS`] peers. A delay
+/// costs less on connections that carry more at a time, so few of them may be slow by themselves.
 const DELAYED: f64 = 1.3;
 const SLIGHTLY_SLOW: f64 = 1.15;
 const MIN_PEERS: usize = 3;
-/// Maximum ratio of such a card's slowest connection to its median one: a delay slows all of them alike.
+/// Maximum ratio of such a card's slowest connection to its median one: a delay slows all of them
+/// alike.
 const MAX_SPREAD: f64 = 1.8;
 /// A round trip is long if it exceeds the others' by this factor and by this many seconds.
 const LONG_TRIP: (f64, f64) = (3.0, 0.001);
-/// A long round trip counts only if bytes also take this many times as long: a sender's own queue lengthens round trips too.
+/// A long round trip counts only if bytes also take this many times as long: a sender's own queue
+/// lengthens round trips too.
 const LONG_TRIP_PACE: f64 = 1.2;
-/// A connection is lossy above this share of its packets and above this many times the job's median.
+/// A connection is lossy above this share of its packets and above this many times the job's
+/// median.
 const LOSSY: (f64, f64) = (0.003, 4.0);
 /// An unanswered flow counts only if its connection's bytes take this many times as long.
 const UNANSWERED_PACE: f64 = 1.2;
-/// Losses count only if bytes take this many times as long: TCP fills queues, and a full queue drops packets.
+/// Losses count only if bytes take this many times as long: TCP fills queues, and a full queue
+/// drops packets.
 const LOSSY_PACE: f64 = 1.05;
 /// Fewer retransmitted segments in the window count as chance.
 const MIN_RETRANSMITS: f64 = 8.0;
 /// Minimum share of a card's connections that must be slow for the card to be slow.
 const MOST: f64 = 0.7;
-/// A card is crowded if it carries more than this many times the median card's bytes. TCP shares such a card unevenly.
+/// A card is crowded if it carries more than this many times the median card's bytes. TCP shares
+/// such a card unevenly.
 const CROWDED: f64 = 2.5;
 /// Cards below this share of the busiest card's bytes are left out of that median.
 const MIN_CARRIED: f64 = 0.1;
-/// A connection of a crowded card is slow only above this factor: the last connection of a gather must find its rate again.
+/// A connection of a crowded card is slow only above this factor: the last connection of a gather
+/// must find its rate again.
 const CROWDED_SLOW: f64 = 4.0;
 
 /// The end of a connection: a card of a host, in one direction.
@@ -49,7 +55,8 @@ struct End<'a> {
 /// The index of a connection, and those of the members at its ends.
 type Between = (usize, usize, usize);
 
-/// A connection whose ends are both known: its index, itself, and the indices of its sender and its receiver.
+/// A connection whose ends are both known: its index, itself, and the indices of its sender and its
+/// receiver.
 type Known<'a> = (usize, &'a Link, usize, usize);
 
 /// The connections of one end.
@@ -64,8 +71,8 @@ struct Group {
 /// How long a connection's bytes take.
 #[derive(Clone, Copy, Default)]
 struct Pace {
-    /// Time per byte if the connection were alone on its cards, so that a card which many send to at once does not look slow.
-    /// `None` if it carries nothing.
+    /// Time per byte if the connection were alone on its cards, so that a card which many send to
+    /// at once does not look slow. `None` if it carries nothing.
     of_a_byte: Option<f64>,
     /// Whether its sender's card is crowded, and its receiver's.
     crowded: [bool; 2],
@@ -94,7 +101,8 @@ fn paces(job: &Job) -> Vec<Pace> {
         cards.values().map(|numbers| carried(numbers)).filter(|rate| *rate > MIN_CARRIED * most),
     );
     let under_way = |number: usize| job.links[number].under_way();
-    // Number of connections that share its busier card, each counted up to half of this connection's busy time.
+    // Number of connections that share its busier card, each counted up to half of this
+    // connection's busy time.
     let mut sharing = vec![1.0_f64; job.links.len()];
     // Bytes per second that its crowded card carries while this connection has bytes under way.
     let mut beside = vec![0.0_f64; job.links.len()];
@@ -114,7 +122,8 @@ fn paces(job: &Job) -> Vec<Pace> {
                 sharing[*number] = sharing[*number].max(busy);
             }
         }
-        // All bytes of connections that are busy for less time, and the overlapping part of the others' bytes.
+        // All bytes of connections that are busy for less time, and the overlapping part of the
+        // others' bytes.
         let per_share = |number: usize| match under_way(number) {
             share if share > 0.0 => job.links[number].rate / share,
             _ => 0.0,
@@ -138,11 +147,13 @@ fn paces(job: &Job) -> Vec<Pace> {
     job.links.iter().enumerate().map(pace).collect()
 }
 
-/// Which connections may be slow because TCP shares a crowded card unevenly. A card whose connections to several hosts are mostly
-/// slow has no such excuse: uneven sharing would not hit it at all of them.
+/// Which connections may be slow because TCP shares a crowded card unevenly. A card whose
+/// connections to several hosts are mostly slow has no such excuse: uneven sharing would not hit it
+/// at all of them.
 fn shared_unevenly(job: &Job, links: &[Known<'_>], paces: &[Pace], usual: f64) -> Vec<bool> {
     let mut uneven: Vec<bool> = paces.iter().map(|pace| pace.crowded != [false; 2]).collect();
-    // For each card that is not crowded: its connections to crowded cards, and the hosts of those cards.
+    // For each card that is not crowded: its connections to crowded cards, and the hosts of those
+    // cards.
     let mut cards: BTreeMap<End<'_>, (Vec<usize>, BTreeSet<&str>)> = BTreeMap::new();
     for (number, link, from, to) in links.iter().filter(|(number, ..)| uneven[*number]) {
         let ends = ends_of(job, link, *from, *to);
@@ -166,7 +177,8 @@ fn shared_unevenly(job: &Job, links: &[Known<'_>], paces: &[Pace], usual: f64) -
     uneven
 }
 
-/// Finds cards and paths where bytes take longer than elsewhere. Waits for late processes are not counted.
+/// Finds cards and paths where bytes take longer than elsewhere. Waits for late processes are not
+/// counted.
 pub(crate) fn slow(job: &Job, is_late: &[bool]) -> Vec<Found> {
     let links: Vec<Known<'_>> = job
         .links

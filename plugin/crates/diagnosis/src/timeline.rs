@@ -75,7 +75,8 @@ impl Timeline {
         }
     }
 
-    /// Draws an SVG picture with a row for each process, a column for each judgement, and the suspects above.
+    /// Draws an SVG picture with a row for each process, a column for each judgement, and the
+    /// suspects above.
     pub fn svg(&self) -> String {
         let Some((last, _)) = self.moments.back() else { return String::new() };
         let rows: Vec<&Process> = last.states.iter().map(|(process, _)| process).collect();

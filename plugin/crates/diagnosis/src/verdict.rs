@@ -123,11 +123,12 @@ pub struct Suspect {
     /// The other end of a path.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub peer: Option<Place>,
-    /// For a path: the slow part may be the card at either end, because no other connection of that card carries anything.
+    /// For a path: the slow part may be the card at either end, because no other connection of that
+    /// card carries anything.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub or_card: bool,
-    /// Whether it may pass by itself. The path's ends have other connections that are not slow, or only packets are lost: both
-    /// happen for a while when traffic starts or collides.
+    /// Whether it may pass by itself. The path's ends have other connections that are not slow, or
+    /// only packets are lost: both happen for a while when traffic starts or collides.
     #[serde(skip)]
     pub may_pass: bool,
     /// The share of time that the job loses to it.
@@ -143,8 +144,8 @@ pub struct Suspect {
 }
 
 impl Suspect {
-    /// Whether both name the same process, card or path. The direction may differ, and so may the rank of a card that several
-    /// ranks use.
+    /// Whether both name the same process, card or path. The direction may differ, and so may the
+    /// rank of a card that several ranks use.
     pub fn is_same(&self, other: &Self) -> bool {
         let place = |suspect: &Self| {
             let end = |place: &Place| (place.host.clone(), place.device.clone());
@@ -187,7 +188,8 @@ impl Suspect {
 }
 
 impl Verdict {
-    /// Encodes it as one line of JSON in printable ASCII, at most [`MAX_JSON`] bytes. Parts that do not fit are left out.
+    /// Encodes it as one line of JSON in printable ASCII, at most [`MAX_JSON`] bytes. Parts that do
+    /// not fit are left out.
     pub fn to_json(&self) -> String {
         let mut short = self.clone();
         short.collector = clean_name(&short.collector);
@@ -217,13 +219,15 @@ impl Verdict {
             } else if !short.text.is_empty() {
                 short.text = cut(&short.text, short.text.len() / 2);
             } else {
-                // Clean names are too short for this. The loop must end even for a verdict that another process sent.
+                // Clean names are too short for this. The loop must end even for a verdict that
+                // another process sent.
                 short.suspects.clear();
             }
         }
     }
 
-    /// Decodes the output of [`Verdict::to_json`]; `None` for anything else. The input is untrusted.
+    /// Decodes the output of [`Verdict::to_json`]; `None` for anything else. The input is
+    /// untrusted.
     pub fn from_json(json: &[u8]) -> Option<Self> {
         if json.trim_ascii_end().len() > MAX_JSON {
             return None;

@@ -33,7 +33,8 @@ pub struct View {
     pub process: Process,
     /// Sequence number of the process's views.
     pub sequence: u32,
-    /// The time that the view covers, in milliseconds. All times below are in milliseconds within it unless noted.
+    /// The time that the view covers, in milliseconds. All times below are in milliseconds within
+    /// it unless noted.
     pub window: u32,
     /// Time in which no connection of the process had a request.
     pub uncalled: u32,
@@ -60,13 +61,15 @@ pub struct ConnectionView {
     pub device: u8,
     /// Time with unfinished requests.
     pub outstanding: u32,
-    /// Part of `outstanding`: a sender lacked a receive buffer, or a receiver had not got a message's first bytes.
+    /// Part of `outstanding`: a sender lacked a receive buffer, or a receiver had not got a
+    /// message's first bytes.
     pub peer: u32,
     /// Part of `outstanding`: bytes were under way.
     pub wire: u32,
     /// Time in which a receiver had bytes but no buffer for them.
     pub unposted: u32,
-    /// For a sender: time in which bytes were unacknowledged although the peer's window was open; 0 if not measured.
+    /// For a sender: time in which bytes were unacknowledged although the peer's window was open; 0
+    /// if not measured.
     pub unacknowledged: u32,
     /// Age of the oldest unfinished request, which may exceed the window; 0 if there is none.
     pub outstanding_for: u32,
@@ -80,8 +83,9 @@ pub struct ConnectionView {
     pub is_unanswered: bool,
 }
 
-/// Chooses the connections of a view if there are more than fit. Half are the ones that wait longest per byte, which a verdict may
-/// name. The other half rotates through the rest, for comparison. `turn` keeps the position of the rotation from view to view.
+/// Chooses the connections of a view if there are more than fit. Half are the ones that wait
+/// longest per byte, which a verdict may name. The other half rotates through the rest, for
+/// comparison. `turn` keeps the position of the rotation from view to view.
 pub fn select_connections<T>(
     mut all: Vec<(ConnectionView, T)>,
     turn: &mut usize,
@@ -111,7 +115,8 @@ pub struct ViewError(&'static str);
 const TOO_LARGE: ViewError = ViewError("a number that is too large");
 
 impl View {
-    /// Encodes the view, at most [`MAX_VIEW_BYTES`]. Long names are cut, and entries beyond the limits are left out.
+    /// Encodes the view, at most [`MAX_VIEW_BYTES`]. Long names are cut, and entries beyond the
+    /// limits are left out.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![VERSION];
         out.extend(self.process.id.to_le_bytes());
@@ -236,7 +241,8 @@ fn put_number(out: &mut Vec<u8>, mut number: u32) {
     out.push(number as u8);
 }
 
-/// Writes a name, cut to the maximum length. Characters other than printable ASCII become question marks.
+/// Writes a name, cut to the maximum length. Characters other than printable ASCII become question
+/// marks.
 fn put_name(out: &mut Vec<u8>, name: &str) {
     put_cut(out, name, MAX_NAME);
 }
@@ -376,7 +382,8 @@ mod tests {
         assert_eq!(Reader(&[0x80, 0x80]).number(), Err(no_end));
     }
 
-    /// All wait for all of the time. One carries little, and is in each view; the others are in one of each few.
+    /// All wait for all of the time. One carries little, and is in each view; the others are in one
+    /// of each few.
     #[test]
     fn slowest_connections_are_in_each_view_and_others_in_turn() {
         let mut turn = 0;

@@ -54,7 +54,8 @@ impl Waits {
         self.waiters[member].iter().map(|(_, share)| *share).fold(0.0, f64::max)
     }
 
-    /// Number of ranks among these members and the members that wait for them, directly or through others.
+    /// Number of ranks among these members and the members that wait for them, directly or through
+    /// others.
     pub(crate) fn held_by(&self, these: &[usize]) -> u32 {
         let mut reached: Vec<bool> = vec![false; self.waiters.len()];
         let mut next: Vec<usize> = these.to_vec();

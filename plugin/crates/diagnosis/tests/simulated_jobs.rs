@@ -1,5 +1,5 @@
-//! Jobs without sockets and clocks: rings and all-to-alls of pretend ranks, with faults drawn from seeds. The views are what
-//! connections over such links would see.
+//! Jobs without sockets and clocks: rings and all-to-alls of pretend ranks, with faults drawn from
+//! seeds. The views are what connections over such links would see.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
 use std::collections::BTreeMap;

@@ -1,6 +1,7 @@
 //! `ncclCollNet`: the table of functions of a network that reduces, one layout per version.
 //!
-//! As in [`crate::net`], the order of the functions never changed. Some were added, and some got more arguments.
+//! As in [`crate::net`], the order of the functions never changed. Some were added, and some got
+//! more arguments.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
@@ -200,8 +201,8 @@ pub type CollNetV11 = CollNetWithContext<PropertiesV11>;
 /// `ncclCollNet_v12_t`, NCCL 2.30 and later.
 pub type CollNetV12 = CollNetWithContext<PropertiesV12>;
 
-// SAFETY: a table is read only, and its name points to a string that is never written or freed: NCCL reads it from any
-// thread for as long as the library is loaded.
+// SAFETY: a table is read only, and its name points to a string that is never written or freed:
+// NCCL reads it from any thread for as long as the library is loaded.
 unsafe impl<P> Sync for CollNetWithGlobalInit<P> {}
 // SAFETY: as above.
 unsafe impl Sync for CollNetV8 {}

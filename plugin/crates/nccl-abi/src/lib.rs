@@ -1,10 +1,12 @@
-//! The C structures of NCCL's plugin interfaces, for both sides of them: the plugin, which exports the tables, and a host, which loads
-//! and calls them. They are `ncclNet` and `ncclCollNet` v6 to v12, `ncclTuner` v2 to v6, and the events of a network for profilers.
+//! The C structures of NCCL's plugin interfaces, for both sides of them: the plugin, which exports
+//! the tables, and a host, which loads and calls them. They are `ncclNet` and `ncclCollNet` v6 to
+//! v12, `ncclTuner` v2 to v6, and the events of a network for profilers.
 //!
-//! Definitions only. Sizes and offsets are asserted against what NCCL's own headers give on a 64-bit machine, so a
-//! mistake here is a build failure and not a crash in a training job.
+//! Definitions only. Sizes and offsets are asserted against what NCCL's own headers give on a
+//! 64-bit machine, so a mistake here is a build failure and not a crash in a training job.
 //!
-//! Source: the headers `src/include/plugin/net/net_v{6..12}.h` of NCCL 2.30.7, and those that the modules name.
+//! Source: the headers `src/include/plugin/net/net_v{6..12}.h` of NCCL 2.30.7, and those that the
+//! modules name.
 
 mod collnet;
 mod net;
@@ -58,7 +60,8 @@ pub const PTR_DMABUF: c_int = 4;
 
 /// Bytes of the handle that `listen` fills in and `connect` gets, every version.
 pub const HANDLE_SIZE: usize = 128;
-/// Requests that may be in flight on one connection, per receive of a group (NCCL 2.19 and later; 8 before).
+/// Requests that may be in flight on one connection, per receive of a group (NCCL 2.19 and later; 8
+/// before).
 pub const MAX_REQUESTS: usize = 32;
 /// Maximum that NCCL accepts in `maxP2pBytes` and `maxCollBytes`: 1 TiB.
 pub const MAX_NET_SIZE: usize = 1 << 40;
@@ -86,7 +89,8 @@ pub const SUBSYSTEM_INIT_NET: c_ulong = 0x11;
 /// Every subsystem's bit.
 pub const SUBSYSTEM_ALL: c_ulong = !0;
 
-/// `ncclDebugLogger_t`: level, subsystems, file or function, line, and `printf`'s arguments. It may be called from any thread.
+/// `ncclDebugLogger_t`: level, subsystems, file or function, line, and `printf`'s arguments. It may
+/// be called from any thread.
 pub type Logger =
     unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...) -> ();
 

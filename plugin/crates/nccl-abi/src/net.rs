@@ -1,7 +1,8 @@
 //! `ncclNet`: the table of functions that a plugin exports, one layout per version.
 //!
-//! The order of the functions never changed from v6 to v12; arguments did. Functions are `Option` because a null function
-//! pointer is legal for some of them and must not be undefined behaviour for any.
+//! The order of the functions never changed from v6 to v12; arguments did. Functions are `Option`
+//! because a null function pointer is legal for some of them and must not be undefined behaviour
+//! for any.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
@@ -138,7 +139,8 @@ pub struct NetV6 {
     pub close_listen: Function<Close>,
 }
 
-/// The layout of v7 and v8, which differ in their properties `P` and in the type `R` of a registration's size.
+/// The layout of v7 and v8, which differ in their properties `P` and in the type `R` of a
+/// registration's size.
 #[allow(missing_docs, reason = "the functions are documented by NCCL's headers, under these names")]
 #[repr(C)]
 pub struct NetWithGlobalInit<P, R> {
@@ -251,8 +253,8 @@ pub type NetV11 = NetWithContext<PropertiesV11>;
 /// `ncclNet_v12_t`, NCCL 2.30 and later.
 pub type NetV12 = NetWithContext<PropertiesV12>;
 
-// SAFETY: a table is read only, and its name points to a string that is never written or freed: NCCL reads it from any
-// thread for as long as the library is loaded.
+// SAFETY: a table is read only, and its name points to a string that is never written or freed:
+// NCCL reads it from any thread for as long as the library is loaded.
 unsafe impl Sync for NetV6 {}
 // SAFETY: as above.
 unsafe impl<P, R> Sync for NetWithGlobalInit<P, R> {}
@@ -272,7 +274,8 @@ const _: () = {
     assert!(size_of::<NetV10>() == 20 * POINTER);
     assert!(size_of::<NetV11>() == 22 * POINTER);
     assert!(size_of::<NetV12>() == 22 * POINTER);
-    // The order of the functions is the same in every version: check the first, the last common and the last of each.
+    // The order of the functions is the same in every version: check the first, the last common and
+    // the last of each.
     assert!(offset_of!(NetV6, init) == POINTER);
     assert!(offset_of!(NetV6, isend) == 10 * POINTER);
     assert!(offset_of!(NetV6, test) == 13 * POINTER);

@@ -1,15 +1,17 @@
-//! What a network plugin tells NCCL's profilers: `ncclProfilerCallback_t`, and the descriptions of its events.
+//! What a network plugin tells NCCL's profilers: `ncclProfilerCallback_t`, and the descriptions of
+//! its events.
 //!
-//! Sources: `src/include/nccl_common.h`, `src/include/plugin/nccl_profiler.h`, and `net_ib_v1.h` and `net_socket_v1.h` in
-//! `src/include/plugin/profiler` of NCCL 2.30.7.
+//! Sources: `src/include/nccl_common.h`, `src/include/plugin/nccl_profiler.h`, and `net_ib_v1.h`
+//! and `net_socket_v1.h` in `src/include/plugin/profiler` of NCCL 2.30.7.
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 
 use crate::NcclResult;
 
-/// `ncclProfilerCallback_t`: a place for the event's handle, one of the calls below, the handle that NCCL passed with the
-/// message, the kind and version of the description, and the description. It may be called from any thread.
+/// `ncclProfilerCallback_t`: a place for the event's handle, one of the calls below, the handle
+/// that NCCL passed with the message, the kind and version of the description, and the description.
+/// It may be called from any thread.
 pub type ProfilerCallback =
     unsafe extern "C" fn(*mut *mut c_void, c_int, *mut c_void, i64, *mut c_void) -> NcclResult;
 

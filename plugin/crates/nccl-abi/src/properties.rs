@@ -3,7 +3,8 @@
 use std::ffi::{c_char, c_int};
 use std::mem::offset_of;
 
-/// `ncclNetVDeviceProps`: the physical devices that a device is made of. `N` is 4 up to v11 and 8 in v12.
+/// `ncclNetVDeviceProps`: the physical devices that a device is made of. `N` is 4 up to v11 and 8
+/// in v12.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct VDeviceProperties<const N: usize> {

@@ -1,5 +1,5 @@
-//! `ncclTuner`: the table of functions of a tuner, one layout per version. NCCL looks for it in the network plugin's library
-//! when `NCCL_TUNER_PLUGIN` is unset.
+//! `ncclTuner`: the table of functions of a tuner, one layout per version. NCCL looks for it in the
+//! network plugin's library when `NCCL_TUNER_PLUGIN` is unset.
 //!
 //! Source: the headers `src/include/plugin/tuner/tuner_v{2..6}.h` of NCCL 2.30.7.
 
@@ -8,7 +8,8 @@ use std::mem::offset_of;
 
 use crate::{Logger, NcclResult};
 
-/// Numbers of algorithms, protocols, hardware links, GPU generations and scales in [`TunerConstants`].
+/// Numbers of algorithms, protocols, hardware links, GPU generations and scales in
+/// [`TunerConstants`].
 const ALGORITHMS: usize = 7;
 const PROTOCOLS: usize = 3;
 const LINKS: usize = 3;
@@ -30,7 +31,8 @@ pub struct NvlDomainInfo {
     pub max_ranks: c_int,
 }
 
-/// `ncclTunerConstants`, v5 and later: the constants of NCCL's own model, which a tuner may change. Microseconds and GB/s.
+/// `ncclTunerConstants`, v5 and later: the constants of NCCL's own model, which a tuner may change.
+/// Microseconds and GB/s.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct TunerConstants {
@@ -128,8 +130,8 @@ pub struct TunerV6 {
     pub get_chunk_size: Function<GetChunkSize>,
 }
 
-// SAFETY: a table is read only, and its name points to a string that is never written or freed: NCCL reads it from any
-// thread for as long as the library is loaded.
+// SAFETY: a table is read only, and its name points to a string that is never written or freed:
+// NCCL reads it from any thread for as long as the library is loaded.
 unsafe impl<I, G> Sync for TunerTable<I, G> {}
 // SAFETY: as above.
 unsafe impl Sync for TunerV6 {}

@@ -5,7 +5,8 @@ pub const MAX_MESSAGE_BYTES: u64 = 1 << 30;
 /// Messages are split only at multiples of this many bytes: NCCL's LL128 protocol relies on lines
 /// of 128 bytes arriving whole.
 pub const CHUNK_ALIGN: u64 = 128;
-/// Maximum length of a chunk that carries a checksum, in bytes. The receiver holds it back until it is verified.
+/// Maximum length of a chunk that carries a checksum, in bytes. The receiver holds it back until it
+/// is verified.
 pub const MAX_CHUNK_BYTES: u64 = 16 << 20;
 /// Maximum number of flows of a connection.
 pub const MAX_FLOWS: usize = 64;

@@ -1,33 +1,37 @@
 //! Tag matching: which message with a tag goes into which buffer with a tag.
 //!
-//! The transport delivers the n-th message into the n-th buffer and ignores tags. That is right as long as all tags are the
-//! same, so at first the sender sends its tag only once: the *common tag*.
+//! The transport delivers the n-th message into the n-th buffer and ignores tags. That is right as
+//! long as all tags are the same, so at first the sender sends its tag only once: the *common tag*.
 //!
-//! When the receiver posts a buffer with another tag, it asks how many messages the sender has started. Those messages have
-//! the common tag. If their buffers are not posted yet they go to the *unexpected-message queue*, in memory of the
-//! receiver, and do not block messages with other tags. Later they are copied into the buffers with their tag. From then on
-//! the receiver advertises each posted buffer with its tag. The sender sends the n-th message when it has one with the tag
-//! of the n-th buffer.
+//! When the receiver posts a buffer with another tag, it asks how many messages the sender has
+//! started. Those messages have the common tag. If their buffers are not posted yet they go to the
+//! *unexpected-message queue*, in memory of the receiver, and do not block messages with other
+//! tags. Later they are copied into the buffers with their tag. From then on the receiver
+//! advertises each posted buffer with its tag. The sender sends the n-th message when it has one
+//! with the tag of the n-th buffer.
 //!
-//! So no message is sent before its buffer is posted, and none waits for a later buffer. Messages with the same tag keep
-//! their order. The buffers of a group are separate buffers of one request.
+//! So no message is sent before its buffer is posted, and none waits for a later buffer. Messages
+//! with the same tag keep their order. The buffers of a group are separate buffers of one request.
 //!
-//! Nothing here touches a message's bytes: [`TagMatcher`] returns what is to be copied ([`MatchStep::Deliver`]), and its
-//! user copies it where no lock is held.
+//! Nothing here touches a message's bytes: [`TagMatcher`] returns what is to be copied
+//! ([`MatchStep::Deliver`]), and its user copies it where no lock is held.
 
 use std::collections::VecDeque;
 
-/// Maximum distance between the sender's next message and an advertised buffer. Receivers post fewer.
+/// Maximum distance between the sender's next message and an advertised buffer. Receivers post
+/// fewer.
 const MAX_AHEAD: u64 = 4096;
 
-/// Maximum length of the unexpected-message queue. Senders have fewer messages in flight. If one sends more, they wait, so
-/// that memory is bounded.
+/// Maximum length of the unexpected-message queue. Senders have fewer messages in flight. If one
+/// sends more, they wait, so that memory is bounded.
 const MAX_UNEXPECTED: usize = 512;
 
-/// Maximum number of bytes of a connection's unexpected messages, unless one message alone is longer.
+/// Maximum number of bytes of a connection's unexpected messages, unless one message alone is
+/// longer.
 pub const MAX_UNEXPECTED_BYTES: u64 = 64 << 20;
 
-/// A message that is longer than the buffer posted for it. The two sides disagree, so the connection cannot continue.
+/// A message that is longer than the buffer posted for it. The two sides disagree, so the
+/// connection cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "message {message} truncated: the peer sends {length} bytes, the receive buffer holds {capacity}"
@@ -56,8 +60,8 @@ impl TagGate {
         Self { tag: None, below: Some(0) }
     }
 
-    /// Whether the next message, with this number, may have this tag. `advertised` gives the tag of its buffer, if the
-    /// receiver has advertised it.
+    /// Whether the next message, with this number, may have this tag. `advertised` gives the tag of
+    /// its buffer, if the receiver has advertised it.
     pub fn admits(
         &mut self,
         tag: i32,
@@ -70,8 +74,8 @@ impl TagGate {
         }
     }
 
-    /// The receiver reports that tags differ from this buffer on. Returns the number of the first message that need not
-    /// have the common tag, given that of the next one. It never changes.
+    /// The receiver reports that tags differ from this buffer on. Returns the number of the first
+    /// message that need not have the common tag, given that of the next one. It never changes.
     pub fn tags_differ_from(&mut self, from: u64, next: u64) -> u64 {
         *self.below.get_or_insert_with(|| from.max(next))
     }
@@ -95,7 +99,8 @@ pub struct AdvertisedTags {
 }
 
 impl AdvertisedTags {
-    /// Notes the tag of a buffer. `next` is the number of the next message. False if no valid receiver would advertise it.
+    /// Notes the tag of a buffer. `next` is the number of the next message. False if no valid
+    /// receiver would advertise it.
     pub fn insert(&mut self, number: u64, tag: i32, next: u64) -> bool {
         while self.first < next && self.tags.pop_front().is_some() {
             self.first += 1;
@@ -119,10 +124,11 @@ impl AdvertisedTags {
     }
 }
 
-/// The buffers with tags that the transport has not been given yet, and the unexpected messages. `B` is a posted buffer, `M`
-/// the memory of an unexpected message.
+/// The buffers with tags that the transport has not been given yet, and the unexpected messages.
+/// `B` is a posted buffer, `M` the memory of an unexpected message.
 ///
-/// After each change, its user takes what is to be done from [`TagMatcher::next_step`] until there is nothing.
+/// After each change, its user takes what is to be done from [`TagMatcher::next_step`] until there
+/// is nothing.
 #[derive(Debug)]
 pub struct TagMatcher<B, M> {
     /// The common tag, once the sender has sent it.
@@ -130,8 +136,8 @@ pub struct TagMatcher<B, M> {
     mode: TagMode,
     /// In the order in which they were posted.
     posted: VecDeque<TaggedReceive<B>>,
-    /// The unexpected-message queue: messages that arrived before their buffers, oldest first. Those with a buffer are in
-    /// front.
+    /// The unexpected-message queue: messages that arrived before their buffers, oldest first.
+    /// Those with a buffer are in front.
     unexpected: VecDeque<Unexpected<B, M>>,
     /// Bytes of the memory of unexpected messages, also of those that are being copied.
     unexpected_bytes: u64,
@@ -180,7 +186,8 @@ pub enum MatchStep<B, M> {
         /// Whether to advertise it to the sender.
         is_advertised: bool,
     },
-    /// Report to the sender that tags differ from the transport's next message on ([`TagMatcher::asked_from`]).
+    /// Report to the sender that tags differ from the transport's next message on
+    /// ([`TagMatcher::asked_from`]).
     AskSender,
     /// Copy an unexpected message into its buffer.
     Deliver(UnexpectedDelivery<B, M>),
@@ -212,13 +219,15 @@ impl<B, M> Default for TagMatcher<B, M> {
 }
 
 impl<B, M> TagMatcher<B, M> {
-    /// For connections without a common tag: each buffer is advertised, and no message is unexpected.
+    /// For connections without a common tag: each buffer is advertised, and no message is
+    /// unexpected.
     pub fn advertise_all() -> Self {
         // No message has the common tag, so its value does not matter.
         Self { common_tag: Some(0), mode: TagMode::Different(0), ..Self::default() }
     }
 
-    /// Whether a buffer with this tag can go to the transport at once, without a frame to the sender.
+    /// Whether a buffer with this tag can go to the transport at once, without a frame to the
+    /// sender.
     pub fn has_common_tag(&self, tag: i32) -> bool {
         self.mode == TagMode::Same && self.common_tag == Some(tag) && self.posted.is_empty()
     }
@@ -276,8 +285,8 @@ impl<B, M> TagMatcher<B, M> {
     /// [`TooLong`] when an unexpected message does not fit into its buffer.
     pub fn next_step(&mut self, next: u64) -> Result<Option<MatchStep<B, M>>, TooLong> {
         let Some(common_tag) = self.common_tag else { return Ok(None) };
-        // Buffers with the common tag take unexpected messages ahead of buffers with other tags. What those wait for may
-        // need the memory.
+        // Buffers with the common tag take unexpected messages ahead of buffers with other tags.
+        // What those wait for may need the memory.
         while let Some(at) = self.unexpected.iter().position(|message| message.receive.is_none())
             && let Some(buffer) = self.posted.iter().position(|posted| posted.tag == common_tag)
         {
@@ -316,7 +325,8 @@ impl<B, M> TagMatcher<B, M> {
         is_common && self.unexpected.len() < MAX_UNEXPECTED
     }
 
-    /// Whether the memory of unexpected messages may grow by this many bytes. One message may always be there.
+    /// Whether the memory of unexpected messages may grow by this many bytes. One message may
+    /// always be there.
     pub fn has_unexpected_room(&self, bytes: u64) -> bool {
         let used = self.unexpected_bytes;
         used == 0 || used.saturating_add(bytes) <= MAX_UNEXPECTED_BYTES
@@ -329,8 +339,8 @@ impl<B, M> TagMatcher<B, M> {
         self.unexpected.push_back(Unexpected { message, memory, bytes, length, receive });
     }
 
-    /// All of an unexpected message is there, and has this length in bytes. Returns what is to be copied, if its buffer is
-    /// posted.
+    /// All of an unexpected message is there, and has this length in bytes. Returns what is to be
+    /// copied, if its buffer is posted.
     ///
     /// # Errors
     /// As [`TagMatcher::next_step`].
@@ -434,7 +444,8 @@ mod tests {
         assert!(!matcher.set_same_tag_below(7), "the receiver has not asked");
     }
 
-    /// Without copies no message is sent before its buffer, whatever its tag, and none is unexpected.
+    /// Without copies no message is sent before its buffer, whatever its tag, and none is
+    /// unexpected.
     #[test]
     fn without_a_common_tag_messages_wait_for_buffers() {
         let mut gate = TagGate::advertised_only();
@@ -544,8 +555,8 @@ mod tests {
         assert!(matcher.has_unexpected_room(MAX_UNEXPECTED_BYTES + 1));
     }
 
-    /// What a buffer or a message is to the naive model: its tag, and how many with this tag were before it. The n-th message
-    /// with a tag belongs into the n-th buffer with it.
+    /// What a buffer or a message is to the naive model: its tag, and how many with this tag were
+    /// before it. The n-th message with a tag belongs into the n-th buffer with it.
     type Numbered = (i32, usize);
 
     fn numbered(tags: &[i32]) -> VecDeque<Numbered> {
@@ -570,7 +581,8 @@ mod tests {
         asked: Option<u64>,
         answered: Option<u64>,
         matcher: TagMatcher<Numbered, Numbered>,
-        /// The transport's buffers by message, and its next message. Those without a buffer are unexpected.
+        /// The transport's buffers by message, and its next message. Those without a buffer are
+        /// unexpected.
         buffers: BTreeMap<u64, Option<Numbered>>,
         next: u64,
         /// Buffers that are filled.
@@ -645,8 +657,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the order of buffers, messages, questions and answers, each message goes where the naive model puts it.
-        /// All are received as soon as there is a message for each buffer.
+        /// Whatever the order of buffers, messages, questions and answers, each message goes where
+        /// the naive model puts it. All are received as soon as there is a message for each buffer.
         #[test]
         fn tag_matching_behaves_like_a_queue_for_each_tag(
             (posts, sends) in (1i32..5)
@@ -657,7 +669,8 @@ mod tests {
             let mut pair = Pair::default();
             let (mut posts, mut sends) = (numbered(&posts), numbered(&sends));
             let count = posts.len();
-            // In the end everything happens that still can: a round for each buffer, its message, and the question.
+            // In the end everything happens that still can: a round for each buffer, its message,
+            // and the question.
             let rounds = (0..3 * count + 3).flat_map(|_| {
                 let sends = (0..count).map(|at| (1, at));
                 [(0, 0)].into_iter().chain(sends).chain([(2, 0), (3, 0), (4, 0)])

@@ -2,13 +2,14 @@
 //!
 //! `cargo run --release -p evenkeel-reduction-kernels --example speed`
 //!
-//! The result is bytes read and written per second: the add moves three arrays, a reduction of n sources n + 1. Both use the
-//! same memory, from the same page on, with their buffers one after the other. Time is the thread's own. All run in turns.
-//! Each number is the median of the runs, then half of the range between the 10th and 90th percentile. With `--json`, only
-//! the medians are printed, one object a line.
+//! The result is bytes read and written per second: the add moves three arrays, a reduction of n
+//! sources n + 1. Both use the same memory, from the same page on, with their buffers one after the
+//! other. Time is the thread's own. All run in turns. Each number is the median of the runs, then
+//! half of the range between the 10th and 90th percentile. With `--json`, only the medians are
+//! printed, one object a line.
 //!
-//! "Loads alone" is an upper bound: all sources are read, as if they were one buffer, and converted to float32, but neither
-//! added nor rounded nor stored. It counts the bytes that a sum would move.
+//! "Loads alone" is an upper bound: all sources are read, as if they were one buffer, and converted
+//! to float32, but neither added nor rounded nor stored. It counts the bytes that a sum would move.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -51,7 +52,8 @@ fn measure() -> Result<(), ReduceError> {
         "{}; GB/s and, in brackets, of the add over as much memory",
         instruction_set()
     ));
-    // The total size of a case's buffers: within the L1 cache of common servers, within their L2 or L3 cache, and beyond all caches.
+    // The total size of a case's buffers: within the L1 cache of common servers, within their L2 or
+    // L3 cache, and beyond all caches.
     for (place, total) in [("24 KiB", 24 << 10), ("512 KiB", 512 << 10), ("256 MiB", 256 << 20)] {
         out.line(&format!("\n{place}"));
         // Close to 1 in every format.
@@ -266,10 +268,11 @@ fn convert_float16(source: &[u8]) -> Option<u32> {
     None
 }
 
-/// GB/s of work that moves `bytes`, repeated for [`RUN`]. Time is that of this thread, so other threads on the processor do
-/// not count.
+/// GB/s of work that moves `bytes`, repeated for [`RUN`]. Time is that of this thread, so other
+/// threads on the processor do not count.
 fn rate(bytes: usize, mut work: impl FnMut()) -> f64 {
-    // Reading the clock is a system call: its time must be small compared with the work, also where that is fast.
+    // Reading the clock is a system call: its time must be small compared with the work, also where
+    // that is fast.
     let batch = (32 << 20) / bytes as u32 + 1;
     let start = thread_time();
     let mut times = 0u32;

@@ -60,8 +60,9 @@ impl InstructionSet {
                 }
             };
         }
-        // Bytes of an element and elements of a block: 16 KiB of each source, or 8 KiB of accumulators. Sums are the common
-        // case; other reductions read one source in a pass, so that fewer loops are compiled.
+        // Bytes of an element and elements of a block: 16 KiB of each source, or 8 KiB of
+        // accumulators. Sums are the common case; other reductions read one source in a pass, so
+        // that fewer loops are compiled.
         #[cfg(target_arch = "x86_64")]
         vectors! {
             Avx2 Float32 32 512, Avx2 Float16 16 256, Avx2 Bfloat16 32 128,
@@ -113,7 +114,8 @@ mod tests {
     use super::*;
     use crate::reference;
 
-    /// Every instruction set must give the result of the reference, into another buffer and in place.
+    /// Every instruction set must give the result of the reference, into another buffer and in
+    /// place.
     #[track_caller]
     fn assert_matches_reference(kind: DataType, op: Op, sources: &[&[u8]], offset: usize) {
         let bytes = sources[0].len();
@@ -268,7 +270,8 @@ mod tests {
     #[test]
     fn instruction_sets_match_for_all_16_bit_floats() {
         let every: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_ne_bytes).collect();
-        // Zeros, ones, the smallest and the largest numbers, infinities, NaN: of float16, then bfloat16.
+        // Zeros, ones, the smallest and the largest numbers, infinities, NaN: of float16, then
+        // bfloat16.
         for partner in [
             0x0000u16, 0x8000, 0x3c00, 0xbc00, 0x0001, 0x8001, 0x0400, 0x7bff, 0xfbff, 0x7c00,
             0xfc00, 0x7e00, 0xfe01, 0x1555, 0x3f80, 0xbf80, 0x0080, 0x7f7f, 0xff7f, 0x7f80, 0xff80,

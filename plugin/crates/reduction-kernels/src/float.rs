@@ -1,4 +1,5 @@
-//! Conversions between float32 and narrower floats, without branches, so that the compiler vectorizes a loop of them.
+//! Conversions between float32 and narrower floats, without branches, so that the compiler
+//! vectorizes a loop of them.
 
 /// The canonical NaN of float32.
 pub(crate) const NAN32: u32 = 0x7fc0_0000;

@@ -1,7 +1,9 @@
-//! The kernels: how elements of each type are combined by each reduction, and the loop over all elements.
+//! The kernels: how elements of each type are combined by each reduction, and the loop over all
+//! elements.
 //!
-//! An element is loaded into an accumulator, combined with those of the other sources in their order, and stored. None of
-//! the steps branches, so the compiler vectorizes the loop with the instructions that the enclosing function may use.
+//! An element is loaded into an accumulator, combined with those of the other sources in their
+//! order, and stored. None of the steps branches, so the compiler vectorizes the loop with the
+//! instructions that the enclosing function may use.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64;
@@ -13,8 +15,9 @@ use crate::float::{BFLOAT16, E4M3, E5M2, FLOAT16, NAN32, NAN64};
 pub(crate) trait Kernel<const N: usize>: Copy {
     /// The accumulator.
     type Acc: Copy;
-    /// Distance of prefetches, in bytes; 0 leaves prefetching to the processor. Where the conversion of an element takes
-    /// several instructions, the processor does not prefetch far enough ahead.
+    /// Distance of prefetches, in bytes; 0 leaves prefetching to the processor. Where the
+    /// conversion of an element takes several instructions, the processor does not prefetch far
+    /// enough ahead.
     const PREFETCH_AHEAD: usize = 0;
     /// Whether the accumulator is exactly an element, so that a pass may leave it in the result.
     const EXACT: bool;
@@ -36,9 +39,10 @@ const L2_BYTES: usize = 1 << 20;
 
 /// Reduces all elements. Each source is read from memory once, and the result is written once.
 ///
-/// A pass reads up to `FAN_IN` sources. Each is a stream that the processor has to prefetch, and buffers at the same offset
-/// of their pages compete for the same few lines of the L1 cache. Where one pass is not enough, each pass is over a block of
-/// `BLOCK` elements, whose accumulators stay in the cache: in the result if they are exactly elements, else beside it.
+/// A pass reads up to `FAN_IN` sources. Each is a stream that the processor has to prefetch, and
+/// buffers at the same offset of their pages compete for the same few lines of the L1 cache. Where
+/// one pass is not enough, each pass is over a block of `BLOCK` elements, whose accumulators stay
+/// in the cache: in the result if they are exactly elements, else beside it.
 #[inline(always)]
 pub(crate) fn run<K: Kernel<N>, const N: usize, const BLOCK: usize, const FAN_IN: usize>(
     kernel: K,
@@ -211,7 +215,8 @@ fn pass<K: Kernel<N>, const N: usize, const F: usize>(
             }
         };
     }
-    // With little work per vector, the loop is unrolled. The compiler unrolls loops over single numbers.
+    // With little work per vector, the loop is unrolled. The compiler unrolls loops over single
+    // numbers.
     let mut done = 0;
     if N > 16 && F <= 2 {
         while done + 4 <= n {

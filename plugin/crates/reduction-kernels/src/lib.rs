@@ -15,16 +15,18 @@
 //! processor, the alignment of a buffer, or how a message is split.
 //!
 //! * **Integers** wrap.
-//! * **float32 and float64** are accumulated in their own type. **float16, bfloat16 and both fp8** are
-//!   accumulated in float32 over all sources and rounded once. Rounding is to nearest, ties to even;
-//!   subnormal numbers are kept. That is the processor's default: a caller's thread must not have
-//!   set it to another rounding or to flush subnormals.
+//! * **float32 and float64** are accumulated in their own type. **float16, bfloat16 and both fp8**
+//!   are accumulated in float32 over all sources and rounded once. Rounding is to nearest, ties to
+//!   even; subnormal numbers are kept. That is the processor's default: a caller's thread must not
+//!   have set it to another rounding or to flush subnormals.
 //! * **Overflow** of a sum or product gives infinity. Only fp8 saturates: to ±448 for E4M3, which
 //!   has no infinity, and to ±57344 for E5M2, also when the sum is infinite. That is the saturating
-//!   conversion of the OCP 8-bit floating point specification (revision 1.0, 5.2), and what NCCL does on a GPU.
+//!   conversion of the OCP 8-bit floating point specification (revision 1.0, 5.2), and what NCCL
+//!   does on a GPU.
 //! * **NaN** in any source of a sum or product gives NaN, as do infinity minus infinity and
-//!   infinity times zero. **Minimum and maximum** skip NaN, as NCCL does on a GPU: the result is NaN only
-//!   if all sources are. -0 is less than +0. They return one of the sources' elements unchanged.
+//!   infinity times zero. **Minimum and maximum** skip NaN, as NCCL does on a GPU: the result is
+//!   NaN only if all sources are. -0 is less than +0. They return one of the sources' elements
+//!   unchanged.
 //! * **Every NaN that is stored is the same one**: positive and quiet, with no other bit of the
 //!   mantissa set (`0x7fc00000` in float32); `0x7f` in E4M3, which has no other. Processors
 //!   disagree on sign and payload, so those of the sources are not kept.
@@ -74,8 +76,8 @@ pub enum ReduceError {
 /// Reduces `sources`, in this order, into `into`.
 ///
 /// # Errors
-/// When there is no source, a source is not as long as `into`, or `into` does not hold a whole number of
-/// elements. Nothing is written then.
+/// When there is no source, a source is not as long as `into`, or `into` does not hold a whole
+/// number of elements. Nothing is written then.
 pub fn reduce(
     kind: DataType,
     op: Op,
@@ -92,8 +94,8 @@ pub fn reduce(
 /// Reduces `into` and then `others`, in this order, into `into`.
 ///
 /// # Errors
-/// When one of `others` is not as long as `into`, or `into` does not hold a whole number of elements.
-/// Nothing is written then.
+/// When one of `others` is not as long as `into`, or `into` does not hold a whole number of
+/// elements. Nothing is written then.
 pub fn reduce_in_place(
     kind: DataType,
     op: Op,

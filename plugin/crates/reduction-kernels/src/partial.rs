@@ -1,4 +1,5 @@
-//! Partial results, which are not rounded: a tree of servers reduces in several places, and rounds once, at the end.
+//! Partial results, which are not rounded: a tree of servers reduces in several places, and rounds
+//! once, at the end.
 
 use crate::float::{BFLOAT16, E4M3, E5M2, FLOAT16, NAN32};
 use crate::{DataType, Op, ReduceError, check};
@@ -6,8 +7,8 @@ use crate::{DataType, Op, ReduceError, check};
 /// Number of elements whose accumulators fit into the L1 cache.
 const TILE: usize = 1024;
 
-/// The type of partial results, so that nothing is rounded before the end: float32 for sums and products of narrower floats.
-/// `None` where partial results have the elements' own type.
+/// The type of partial results, so that nothing is rounded before the end: float32 for sums and
+/// products of narrower floats. `None` where partial results have the elements' own type.
 pub fn partial_type(kind: DataType, op: Op) -> Option<DataType> {
     let rounds = matches!(op, Op::Sum | Op::Prod);
     let narrow = matches!(
@@ -17,7 +18,8 @@ pub fn partial_type(kind: DataType, op: Op) -> Option<DataType> {
     (rounds && narrow).then_some(DataType::Float32)
 }
 
-/// As [`crate::reduce`], without rounding: `into` holds an element of type [`partial_type`] for each element of a source.
+/// As [`crate::reduce`], without rounding: `into` holds an element of type [`partial_type`] for
+/// each element of a source.
 ///
 /// # Errors
 /// As [`crate::reduce`]; lengths are compared in elements.
@@ -53,10 +55,12 @@ pub fn reduce_partial(
     Ok(())
 }
 
-/// Rounds the result of [`reduce_partial`], or a reduction of such results, to elements of type `kind`.
+/// Rounds the result of [`reduce_partial`], or a reduction of such results, to elements of type
+/// `kind`.
 ///
 /// # Errors
-/// When `into` does not hold a whole number of elements, or `from` holds another number of them. Nothing is written then.
+/// When `into` does not hold a whole number of elements, or `from` holds another number of them.
+/// Nothing is written then.
 ///
 /// # Panics
 /// When `kind` is not narrower than float32.
@@ -135,7 +139,8 @@ mod tests {
     const NARROW: [DataType; 4] =
         [DataType::Float16, DataType::Bfloat16, DataType::Float8E4m3, DataType::Float8E5m2];
 
-    /// Two steps give the result of one step: all codes are combined with all special ones, over several tiles.
+    /// Two steps give the result of one step: all codes are combined with all special ones, over
+    /// several tiles.
     #[test]
     fn partial_results_round_to_the_reference() {
         let codes = 3 * TILE + 7;

@@ -1,8 +1,8 @@
-//! AVX2 and AVX-512: kernels compiled for them, and kernels with instructions that the compiler does not choose by itself:
-//! the conversion of float16, and a fast unpacking of bfloat16.
+//! AVX2 and AVX-512: kernels compiled for them, and kernels with instructions that the compiler
+//! does not choose by itself: the conversion of float16, and a fast unpacking of bfloat16.
 //!
-//! A value of [`Avx2`] or [`Avx512`] exists only on a processor that supports the instructions. That makes every call of
-//! them in this file sound.
+//! A value of [`Avx2`] or [`Avx512`] exists only on a processor that supports the instructions.
+//! That makes every call of them in this file sound.
 
 use std::arch::x86_64::*;
 
@@ -76,8 +76,8 @@ compiled_for!(Avx512, "avx512f,avx512bw,avx512dq,avx512vl");
 #[derive(Clone, Copy)]
 pub(crate) struct Float16<Set, Op>(pub(crate) Set, pub(crate) Op);
 
-/// Two vectors of bfloat16, accumulated in one of the elements at even positions and one of those at
-/// odd positions.
+/// Two vectors of bfloat16, accumulated in one of the elements at even positions and one of those
+/// at odd positions.
 #[derive(Clone, Copy)]
 pub(crate) struct Bfloat16<Set, Op>(pub(crate) Set, pub(crate) Op);
 
@@ -227,7 +227,8 @@ impl Avx2 {
         halves
     }
 
-    /// The upper half of each 32-bit element becomes the rounded number; the lower half is unspecified.
+    /// The upper half of each 32-bit element becomes the rounded number; the lower half is
+    /// unspecified.
     #[inline(always)]
     fn round_upper_half(self, vector: __m256) -> __m256i {
         // SAFETY: `self` proves AVX2.
@@ -301,7 +302,8 @@ impl Avx512 {
     fn store_bfloat16(self, even: __m512, odd: __m512) -> [u8; 64] {
         let mut halves = [0; 64];
         let (even, odd) = (self.round_upper_half(even), self.round_upper_half(odd));
-        // SAFETY: `self` proves AVX-512 F and BW; the unaligned store writes the 64 bytes of `halves`.
+        // SAFETY: `self` proves AVX-512 F and BW; the unaligned store writes the 64 bytes of
+        // `halves`.
         unsafe {
             let even = _mm512_srli_epi32::<16>(even);
             let both = _mm512_mask_mov_epi16(even, 0xaaaa_aaaa, odd);
@@ -310,7 +312,8 @@ impl Avx512 {
         halves
     }
 
-    /// The upper half of each 32-bit element becomes the rounded number; the lower half is unspecified.
+    /// The upper half of each 32-bit element becomes the rounded number; the lower half is
+    /// unspecified.
     #[inline(always)]
     fn round_upper_half(self, vector: __m512) -> __m512i {
         // SAFETY: `self` proves AVX-512 F.

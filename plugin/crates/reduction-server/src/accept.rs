@@ -1,4 +1,5 @@
-//! Accepts clients. One thread receives who each client is, connects back to it, and admits it to its communicator.
+//! Accepts clients. One thread receives who each client is, connects back to it, and admits it to
+//! its communicator.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -247,7 +248,8 @@ impl JoiningClient {
         let label = format!("comm={:#x}", member.comm_id);
         let transport = &registry.context().transport;
         let device = transport.device_of(&up);
-        // The client has divided its flows by the number of its servers: this connection has as many.
+        // The client has divided its flows by the number of its servers: this connection has as
+        // many.
         match transport.try_connect(device, &handle, &label, up.flows()) {
             Ok(connecting) => {
                 Step::Wait(Self { up, since, stage: Stage::ConnectBack(member, connecting) })

@@ -1,7 +1,8 @@
-//! The reduction server: every rank of a communicator sends its vector once and receives the sum once. The server does the
-//! aggregation.
+//! The reduction server: every rank of a communicator sends its vector once and receives the sum
+//! once. The server does the aggregation.
 //!
-//! [`Server`] serves any number of jobs and communicators at once. Clients use [`evenkeel_reduction`].
+//! [`Server`] serves any number of jobs and communicators at once. Clients use
+//! [`evenkeel_reduction`].
 
 mod accept;
 mod communicator;

@@ -51,8 +51,9 @@ struct Serve {
     /// Where to listen; [::] is all addresses, IPv4 as well
     #[arg(long, default_value = "[::]:7470", value_name = "ADDR:PORT")]
     listen: SocketAddr,
-    /// Upstream servers, host:port, that reduce the sums of this server and of other leaves: for jobs whose ranks have different
-    /// lists of servers, such as those of their rack. All leaves must have the same upstream servers, in the same order
+    /// Upstream servers, host:port, that reduce the sums of this server and of other leaves: for
+    /// jobs whose ranks have different lists of servers, such as those of their rack. All leaves
+    /// must have the same upstream servers, in the same order
     #[arg(long, value_delimiter = ',', value_parser = server, value_name = "HOST:PORT,...")]
     upstream: Vec<String>,
     /// Where to serve /metrics, /healthz and /readyz [default: nowhere]
@@ -67,13 +68,16 @@ struct Serve {
     /// How long to wait for running communicators after SIGTERM
     #[arg(long, default_value = "30s", value_parser = seconds, value_name = "TIME")]
     drain_timeout: Duration,
-    /// Maximum size of the pieces in which a vector is received, reduced and sent; less for many ranks with little memory
+    /// Maximum size of the pieces in which a vector is received, reduced and sent; less for many
+    /// ranks with little memory
     #[arg(long, default_value = "256KiB", value_parser = piece, value_name = "SIZE")]
     piece: u64,
-    /// File for the times at which each piece was received, reduced and sent, one line each; - is standard output
+    /// File for the times at which each piece was received, reduced and sent, one line each; - is
+    /// standard output
     #[arg(long, value_name = "FILE")]
     timeline: Option<PathBuf>,
-    /// End as with SIGTERM when standard input is closed, so that the server does not outlive its parent process
+    /// End as with SIGTERM when standard input is closed, so that the server does not outlive its
+    /// parent process
     #[arg(long)]
     until_stdin_closes: bool,
 }

@@ -8,8 +8,8 @@ use evenkeel_transport::sync::lock;
 /// Work for the pool.
 type Task = Box<dyn FnOnce() + Send>;
 
-/// A queue of tasks. It holds at most one task per communicator and one per complete piece, so the number of admitted
-/// communicators bounds its length.
+/// A queue of tasks. It holds at most one task per communicator and one per complete piece, so the
+/// number of admitted communicators bounds its length.
 #[derive(Default)]
 pub(crate) struct TaskPool {
     tasks: Mutex<Tasks>,

@@ -74,8 +74,9 @@ impl CommunicatorRegistry {
         lock(&self.communicators).len()
     }
 
-    /// The upstream connections that a rank's communicator needs before the rank, which connected over this device, can be
-    /// admitted. Empty where the communicator has them or needs none, `None` before they are open.
+    /// The upstream connections that a rank's communicator needs before the rank, which connected
+    /// over this device, can be admitted. Empty where the communicator has them or needs none,
+    /// `None` before they are open.
     ///
     /// # Errors
     /// Why there are none.
@@ -103,8 +104,8 @@ impl CommunicatorRegistry {
         self.upstream.join(member, device)
     }
 
-    /// Adds a rank to its communicator, which is created with these upstream connections if it does not exist. On an error,
-    /// returns the reason and the connection to the rank.
+    /// Adds a rank to its communicator, which is created with these upstream connections if it does
+    /// not exist. On an error, returns the reason and the connection to the rank.
     pub(crate) fn admit(
         &self,
         member: &Member,
@@ -204,7 +205,8 @@ impl CommunicatorRegistry {
         }
     }
 
-    /// Ends communicators some time after they failed or were deserted, and checks the timeouts of the others.
+    /// Ends communicators some time after they failed or were deserted, and checks the timeouts of
+    /// the others.
     pub(crate) fn maintain(&self, now: Instant) {
         self.upstream.expire(now);
         for communicator in self.all() {

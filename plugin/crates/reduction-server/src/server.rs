@@ -28,8 +28,8 @@ pub struct ServerOptions {
     pub listen: SocketAddr,
     /// Where to serve metrics and probes, if anywhere.
     pub metrics: Option<SocketAddr>,
-    /// The upstream servers, `host:port`: they reduce the sums of this server and of other leaves, for communicators whose
-    /// ranks have different lists of servers. Empty without a tree.
+    /// The upstream servers, `host:port`: they reduce the sums of this server and of other leaves,
+    /// for communicators whose ranks have different lists of servers. Empty without a tree.
     pub upstream: Vec<String>,
     /// Maximum size of all buffers, over all jobs, in bytes.
     pub memory: u64,
@@ -37,7 +37,8 @@ pub struct ServerOptions {
     pub timeout: Duration,
     /// Number of threads that reduce, at least 1.
     pub threads: usize,
-    /// Maximum size of a piece, a multiple of 128 bytes. Pieces are smaller where memory requires it.
+    /// Maximum size of a piece, a multiple of 128 bytes. Pieces are smaller where memory requires
+    /// it.
     pub piece: u64,
     /// File for the times of each piece, if any; `-` is standard output.
     pub timeline: Option<PathBuf>,

@@ -1,14 +1,17 @@
-//! A digest of a rank's list of servers. Ranks exchange it with NCCL's handles, to see which of them have the same list.
+//! A digest of a rank's list of servers. Ranks exchange it with NCCL's handles, to see which of
+//! them have the same list.
 
 /// Size of a digest, in bytes.
 pub const SERVER_LIST_DIGEST_BYTES: usize = 12;
 
-/// A digest of a list of servers, with the number of servers and the maximum number that an operation is split over.
+/// A digest of a list of servers, with the number of servers and the maximum number that an
+/// operation is split over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerListDigest([u8; SERVER_LIST_DIGEST_BYTES]);
 
 impl ServerListDigest {
-    /// The digest of [`Settings::servers`](crate::Settings::servers) and [`Settings::split`](crate::Settings::split).
+    /// The digest of [`Settings::servers`](crate::Settings::servers) and
+    /// [`Settings::split`](crate::Settings::split).
     pub fn new(servers: &[String], split: usize) -> Self {
         // FNV-1a, 64 bits: there is nothing to gain by making two lists look alike.
         let digest = servers.join(",").bytes().fold(0xcbf2_9ce4_8422_2325u64, |digest, byte| {

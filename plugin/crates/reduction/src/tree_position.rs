@@ -1,7 +1,8 @@
 //! A rank's position in the aggregation tree.
 //!
-//! Ranks with the same list of servers form a *leaf*: its servers reduce the parts of these ranks, and the upstream servers
-//! reduce the sums of all leaves. The size of a leaf is not configured. Ranks exchange the digests of their lists and count.
+//! Ranks with the same list of servers form a *leaf*: its servers reduce the parts of these ranks,
+//! and the upstream servers reduce the sums of all leaves. The size of a leaf is not configured.
+//! Ranks exchange the digests of their lists and count.
 
 use crate::error::ClientError;
 use crate::server_list_digest::ServerListDigest;
@@ -28,8 +29,8 @@ impl TreePosition {
     /// A rank's position, given the digests of all ranks.
     ///
     /// # Errors
-    /// When lists differ in length, or operations are split differently: servers at the same place of all lists must reduce
-    /// the same range.
+    /// When lists differ in length, or operations are split differently: servers at the same place
+    /// of all lists must reduce the same range.
     pub fn find(rank: usize, digests: &[ServerListDigest]) -> Result<Self, ClientError> {
         let own = digests[rank];
         let numbers = |digest: &ServerListDigest| (digest.servers(), digest.split());

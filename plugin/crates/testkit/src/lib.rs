@@ -1,6 +1,7 @@
 //! Test helpers: a deterministic random number generator, and corruption of bytes.
 
-/// Numbers that parsers get wrong: limits of types, of messages and of chunks, and their neighbours.
+/// Numbers that parsers get wrong: limits of types, of messages and of chunks, and their
+/// neighbours.
 const BOUNDARY_VALUES: [u64; 12] = [
     0,
     1,

@@ -11,7 +11,8 @@ use rustls::{
 use crate::identity::JobIdentity;
 use crate::record::{HEADER_BYTES, Opener, Sealer, TrafficKeys};
 
-/// Maximum number of bytes that a handshake takes from the peer, which is not authenticated yet. It needs some 500.
+/// Maximum number of bytes that a handshake takes from the peer, which is not authenticated yet. It
+/// needs some 500.
 pub const MAX_HANDSHAKE_BYTES: usize = 4096;
 
 /// Why there is no session.
@@ -23,7 +24,8 @@ pub enum HandshakeError {
     /// The peer has found that this side has another job key.
     #[error("the peer has another job key")]
     RefusedKey,
-    /// The peer's bytes are no valid handshake: it speaks something else, or they were changed on their way.
+    /// The peer's bytes are no valid handshake: it speaks something else, or they were changed on
+    /// their way.
     #[error("TLS: {0}")]
     Invalid(String),
 }
@@ -38,7 +40,8 @@ impl From<TlsError> for HandshakeError {
     }
 }
 
-/// A handshake that is under way. The caller sends [`Handshake::to_send`], and gives it what has arrived, record by record.
+/// A handshake that is under way. The caller sends [`Handshake::to_send`], and gives it what has
+/// arrived, record by record.
 pub struct Handshake {
     session: Connection,
     /// The record that is arriving.
@@ -71,8 +74,8 @@ impl Handshake {
         Self { session, record: Vec::new(), received: 0 }
     }
 
-    /// Bytes for the peer: after the start, after [`Handshake::receive`], and also after an error of it (an alert, which
-    /// tells the peer). They fit into a new socket.
+    /// Bytes for the peer: after the start, after [`Handshake::receive`], and also after an error
+    /// of it (an alert, which tells the peer). They fit into a new socket.
     pub fn to_send(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         while self.session.wants_write() {
@@ -84,7 +87,8 @@ impl Handshake {
         bytes
     }
 
-    /// The number of bytes to read from the peer next, at most. No byte behind the handshake is among them. 0: no more.
+    /// The number of bytes to read from the peer next, at most. No byte behind the handshake is
+    /// among them. 0: no more.
     pub fn wanted(&self) -> usize {
         if !self.session.is_handshaking() {
             return 0;
@@ -116,7 +120,8 @@ impl Handshake {
         let mut record = &self.record[..];
         while !record.is_empty() {
             let read = self.session.read_tls(&mut record);
-            // A slice does not fail, so this is the session's buffer, which is longer than a record.
+            // A slice does not fail, so this is the session's buffer, which is longer than a
+            // record.
             let failed = |error: io::Error| HandshakeError::Invalid(error.to_string());
             if read.map_err(failed)? == 0 {
                 return Err(HandshakeError::Invalid("the peer ended the session".to_owned()));
@@ -127,8 +132,8 @@ impl Handshake {
         Ok(())
     }
 
-    /// Whether both sides have proved that they have the job key. The last bytes of [`Handshake::to_send`] may not have been
-    /// taken yet.
+    /// Whether both sides have proved that they have the job key. The last bytes of
+    /// [`Handshake::to_send`] may not have been taken yet.
     pub fn is_complete(&self) -> bool {
         !self.session.is_handshaking() && !self.session.wants_write()
     }
@@ -175,7 +180,8 @@ mod tests {
         JobIdentity::of(&JobKey::parse(&digit.repeat(64)).unwrap()).unwrap()
     }
 
-    /// Passes bytes on as a socket does: as many as are wanted. `change` gets each record that passes, with its number.
+    /// Passes bytes on as a socket does: as many as are wanted. `change` gets each record that
+    /// passes, with its number.
     fn pass(
         bytes: Vec<u8>,
         to: &mut Handshake,
@@ -305,7 +311,8 @@ mod tests {
                 }
                 number += 1;
             });
-            // The connector may be done before its last flight is changed. A session with itself carries nothing.
+            // The connector may be done before its last flight is changed. A session with itself
+            // carries nothing.
             let both = ends.iter().all(Result::is_ok);
             // A few bits mean nothing: the version of the first record.
             if both {

@@ -23,7 +23,8 @@ use rustls::{
     PeerIncompatible, ServerConfig, SignatureScheme,
 };
 
-/// What comes before the 32 bytes of an Ed25519 public key in its SubjectPublicKeyInfo (RFC 8410, section 4).
+/// What comes before the 32 bytes of an Ed25519 public key in its SubjectPublicKeyInfo (RFC 8410,
+/// section 4).
 const PUBLIC_KEY_PREFIX: [u8; 12] =
     [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
 /// What comes before the 32 bytes of an Ed25519 private key in PKCS #8 (RFC 8410, section 7).
@@ -31,7 +32,8 @@ const PRIVATE_KEY_PREFIX: [u8; 16] = [
     0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20,
 ];
 
-/// The identity that all processes of a job share, one for each role in the handshake. Both follow from the job key.
+/// The identity that all processes of a job share, one for each role in the handshake. Both follow
+/// from the job key.
 #[derive(Clone)]
 pub struct JobIdentity {
     connector: Arc<ClientConfig>,
@@ -87,7 +89,8 @@ impl JobIdentity {
     }
 }
 
-/// The algorithms of all sessions. AES-GCM is faster where the processor has instructions for it, and slow elsewhere.
+/// The algorithms of all sessions. AES-GCM is faster where the processor has instructions for it,
+/// and slow elsewhere.
 fn provider(has_aes: bool) -> CryptoProvider {
     let mut cipher_suites = vec![TLS13_AES_128_GCM_SHA256, TLS13_CHACHA20_POLY1305_SHA256];
     if !has_aes {

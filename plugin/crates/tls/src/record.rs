@@ -1,4 +1,5 @@
-//! The record layer of a session (RFC 8446, section 5): one direction each, in memory that the caller has.
+//! The record layer of a session (RFC 8446, section 5): one direction each, in memory that the
+//! caller has.
 
 use ring::aead::{
     AES_128_GCM, AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey,
@@ -11,7 +12,8 @@ pub const HEADER_BYTES: usize = 5;
 pub const MAX_PLAINTEXT: usize = 1 << 14;
 /// What a record adds to the bytes that it carries: header, content type and tag.
 pub const OVERHEAD: usize = HEADER_BYTES + 1 + TAG_BYTES;
-/// Maximum length of a record that is accepted. Sealers make no padding, so theirs are no longer than this either.
+/// Maximum length of a record that is accepted. Sealers make no padding, so theirs are no longer
+/// than this either.
 pub const MAX_RECORD: usize = MAX_PLAINTEXT + OVERHEAD;
 
 const TAG_BYTES: usize = 16;
@@ -19,8 +21,9 @@ const IV_BYTES: usize = 12;
 const APPLICATION_DATA: u8 = 23;
 /// The version in every record of TLS 1.3 (section 5.1).
 const LEGACY_VERSION: [u8; 2] = [3, 3];
-/// Maximum number of cipher blocks under one key, one more for each record. With AES-GCM an attacker's advantage stays below
-/// 2^-57 (section 5.5, whose limit is 2^24.5 records of full length).
+/// Maximum number of cipher blocks under one key, one more for each record. With AES-GCM an
+/// attacker's advantage stays below 2^-57 (section 5.5, whose limit is 2^24.5 records of full
+/// length).
 const MAX_BLOCKS: u64 = 3 << 33;
 /// From so many on, a key is nearly used up: what is left is some 27 GB.
 const NEARLY_MAX_BLOCKS: u64 = MAX_BLOCKS / 16 * 15;
@@ -32,7 +35,8 @@ pub enum RecordError {
     /// The bytes are no record of this protocol.
     #[error("it carried bytes that are no TLS record")]
     NotARecord,
-    /// The record is not the next one of the peer: it was changed, dropped, repeated, moved or made by somebody else.
+    /// The record is not the next one of the peer: it was changed, dropped, repeated, moved or made
+    /// by somebody else.
     #[error("it carried a TLS record that the peer has not sent, or not at this place")]
     Forged,
     /// An authentic record of a kind that peers do not send.
@@ -54,7 +58,8 @@ pub enum Cipher {
     ChaCha20Poly1305,
 }
 
-/// The keys of one direction of a session, for a [`Sealer`], an [`Opener`], or the kernel. They are forgotten with it.
+/// The keys of one direction of a session, for a [`Sealer`], an [`Opener`], or the kernel. They are
+/// forgotten with it.
 pub struct TrafficKeys {
     /// Which of the fields below has them.
     cipher: Cipher,
@@ -157,7 +162,8 @@ pub struct Sealer {
     used: KeyUse,
 }
 
-/// The receiving direction of a session. The limit of the keys is the sender's: what it has sealed may be opened.
+/// The receiving direction of a session. The limit of the keys is the sender's: what it has sealed
+/// may be opened.
 pub struct Opener(Direction);
 
 impl Sealer {
@@ -171,8 +177,8 @@ impl Sealer {
         &mut self.used
     }
 
-    /// Makes a record of the bytes that were stored in it behind [`HEADER_BYTES`]. Room for the rest of the [`OVERHEAD`]
-    /// follows them.
+    /// Makes a record of the bytes that were stored in it behind [`HEADER_BYTES`]. Room for the
+    /// rest of the [`OVERHEAD`] follows them.
     ///
     /// # Errors
     /// [`RecordError::KeyUsedUp`]: nothing more may be sent.
@@ -206,7 +212,8 @@ impl Opener {
         Direction::new(keys).map(Self)
     }
 
-    /// Opens a whole record in place. Its bytes are then behind [`HEADER_BYTES`]; returns their number.
+    /// Opens a whole record in place. Its bytes are then behind [`HEADER_BYTES`]; returns their
+    /// number.
     ///
     /// # Errors
     /// When it is not the next record of the peer. The session cannot continue then.
@@ -230,7 +237,8 @@ impl Opener {
 /// The length of the record that begins with these bytes; `None` if they are too few to know.
 ///
 /// # Errors
-/// [`RecordError::NotARecord`] at the first byte with which none begins, or when it would be too long.
+/// [`RecordError::NotARecord`] at the first byte with which none begins, or when it would be too
+/// long.
 pub fn record_length(bytes: &[u8]) -> Result<Option<usize>, RecordError> {
     let [major, minor] = LEGACY_VERSION;
     let begin = [APPLICATION_DATA, major, minor];

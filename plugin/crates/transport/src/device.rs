@@ -13,10 +13,12 @@ use crate::settings::{Settings, TransportMode};
 use crate::sys::{self, InterfaceAddress, InterfaceInfo, Interfaces, LinkState, Reach};
 use crate::telemetry::log::Log;
 
-/// Assumed speed in Mb/s if neither the system nor the user gives one. NCCL assumes the same for its sockets.
+/// Assumed speed in Mb/s if neither the system nor the user gives one. NCCL assumes the same for
+/// its sockets.
 const DEFAULT_SPEED: u32 = 10_000;
 
-/// A network device for NCCL: an interface or RDMA port, or several whose flows or queue pairs share the messages.
+/// A network device for NCCL: an interface or RDMA port, or several whose flows or queue pairs
+/// share the messages.
 #[derive(Clone, Debug)]
 pub struct Device {
     name: String,
@@ -56,8 +58,8 @@ struct SharedSubnet {
 }
 
 impl Device {
-    /// Interface name, such as `eth0`; of several, all names, as in `eth0+eth1`; of an RDMA port, the name of its device
-    /// and the port's number, such as `mlx5_0:1`.
+    /// Interface name, such as `eth0`; of several, all names, as in `eth0+eth1`; of an RDMA port,
+    /// the name of its device and the port's number, such as `mlx5_0:1`.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -105,12 +107,14 @@ impl Device {
             .collect()
     }
 
-    /// Number of the RDMA port at its device, counted from 1, of the first of several; 0 for a network interface.
+    /// Number of the RDMA port at its device, counted from 1, of the first of several; 0 for a
+    /// network interface.
     pub fn port(&self) -> u8 {
         self.ports.first().map_or(0, |adapter| adapter.number())
     }
 
-    /// Number of the card, the same for all its ports, of the first of several; none for a network interface.
+    /// Number of the card, the same for all its ports, of the first of several; none for a network
+    /// interface.
     pub fn guid(&self) -> Option<u64> {
         self.ports.first().and_then(|adapter| adapter.guid())
     }
@@ -140,7 +144,8 @@ impl Device {
         }
     }
 
-    /// The interface that a flow must be bound to, so that it leaves by it: where several are in the peer's subnet.
+    /// The interface that a flow must be bound to, so that it leaves by it: where several are in
+    /// the peer's subnet.
     pub(crate) fn bound_interface(&self, flow: u32, peer: &SocketAddr) -> Option<&str> {
         self.interfaces[flow as usize % self.interfaces.len()].bound_for(peer.ip())
     }
@@ -158,8 +163,8 @@ impl Device {
         self.name.split('+').nth(flow as usize % self.interfaces.len()).unwrap_or(&self.name)
     }
 
-    /// The addresses that a flow goes from and to. Flows take the interfaces of both sides in turn. The local address has
-    /// port 0.
+    /// The addresses that a flow goes from and to. Flows take the interfaces of both sides in turn.
+    /// The local address has port 0.
     pub(crate) fn path(&self, flow: u32, peer: &Handle) -> (SocketAddr, SocketAddr) {
         let interface = &self.interfaces[flow as usize % self.interfaces.len()];
         let ours = SocketAddr::new(interface.ip, 0);
@@ -191,8 +196,8 @@ impl Interface {
     }
 }
 
-/// The RDMA ports that a connection of one of these devices can fail over to: those with other addresses, in the order
-/// after it, as many as a handshake can name.
+/// The RDMA ports that a connection of one of these devices can fail over to: those with other
+/// addresses, in the order after it, as many as a handshake can name.
 pub(crate) fn other_ports<'a>(of: &Device, all: &'a [Device]) -> Vec<&'a Device> {
     if of.ports.is_empty() {
         return Vec::new();
@@ -233,9 +238,9 @@ pub(crate) fn discover(
     if settings.joined { join(devices).map(|device| vec![device]) } else { Ok(devices) }
 }
 
-/// The subnet of an interface, if others of those chosen are in it. Flows to the addresses in `own` are not bound. `bind` is the
-/// setting, without which flows are bound unless this host, and so perhaps its peers, drops what comes by another interface than
-/// its route.
+/// The subnet of an interface, if others of those chosen are in it. Flows to the addresses in `own`
+/// are not bound. `bind` is the setting, without which flows are bound unless this host, and so
+/// perhaps its peers, drops what comes by another interface than its route.
 fn shared_subnet(
     of: &InterfaceAddress,
     chosen: &[&InterfaceAddress],
@@ -261,7 +266,8 @@ pub(crate) fn host_has_rdma() -> bool {
     fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some())
 }
 
-/// The RDMA ports of this host, each a device, or one device of all; none if TCP carries all messages.
+/// The RDMA ports of this host, each a device, or one device of all; none if TCP carries all
+/// messages.
 fn rdma_ports(discovery: &PortDiscovery<'_>) -> Result<Option<Vec<Device>>, Error> {
     let settings = discovery.settings;
     let must = settings.transport_mode == TransportMode::Rdma;
@@ -418,7 +424,8 @@ fn describe(
     Device { name: name.clone(), interfaces, speed, pci_path, ports: Vec::new() }
 }
 
-/// The speed in Mb/s of all cards together, over which the host's address on the loopback interface is reached.
+/// The speed in Mb/s of all cards together, over which the host's address on the loopback interface
+/// is reached.
 fn speed_of_cards(interfaces: &Interfaces) -> Option<u32> {
     let is_card = |card: &&InterfaceInfo| {
         !card.loopback && card.link == LinkState::Running && card.reach == Reach::Network

@@ -1,16 +1,17 @@
 //! Devices, and connections between peers over TCP or RDMA.
 //!
-//! A [`Transport`] knows the devices of this host. [`Transport::listen`] returns a [`Listener`], whose [`Handle`] the peer
-//! passes to [`Transport::connect`]. Both sides are polled and never block. The connecting side gets a [`SendConnection`],
-//! the listener a [`RecvConnection`]: messages go one way. Each request is polled by [`Request::test`], but makes progress
-//! without it. A few worker threads, shared by all connections of the process, move the bytes. They start with the first
-//! listener or connection and stop with the last.
+//! A [`Transport`] knows the devices of this host. [`Transport::listen`] returns a [`Listener`],
+//! whose [`Handle`] the peer passes to [`Transport::connect`]. Both sides are polled and never
+//! block. The connecting side gets a [`SendConnection`], the listener a [`RecvConnection`]:
+//! messages go one way. Each request is polled by [`Request::test`], but makes progress without it.
+//! A few worker threads, shared by all connections of the process, move the bytes. They start with
+//! the first listener or connection and stop with the last.
 //!
-//! The peers agree on TCP or RDMA when a connection is opened, and callers need not know: TCP uses several flows, RDMA
-//! several queue pairs between the ports of both.
+//! The peers agree on TCP or RDMA when a connection is opened, and callers need not know: TCP uses
+//! several flows, RDMA several queue pairs between the ports of both.
 //!
-//! A failure of a connection is reported by all its requests and by one log line. Errors of a call itself are left to the
-//! caller to log: [`Error::is_logged`] tells them apart.
+//! A failure of a connection is reported by all its requests and by one log line. Errors of a call
+//! itself are left to the caller to log: [`Error::is_logged`] tells them apart.
 
 mod connection;
 mod context;
@@ -72,8 +73,8 @@ use watch::{Watch, WatchContext};
 pub struct ConnectOptions {
     /// Traffic class of its RDMA packets, unless the settings set another one.
     pub traffic_class: Option<u8>,
-    /// It begins with one TCP flow, whatever the setting: it is one of very many at a time. More are opened where they carry
-    /// more.
+    /// It begins with one TCP flow, whatever the setting: it is one of very many at a time. More
+    /// are opened where they carry more.
     pub one_flow: bool,
 }
 
@@ -102,16 +103,18 @@ pub struct Transport {
 }
 
 impl Transport {
-    /// Discovers devices, and waits up to five seconds where those that are needed have no carrier. Starts nothing.
+    /// Discovers devices, and waits up to five seconds where those that are needed have no carrier.
+    /// Starts nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] when the interfaces cannot be listed, [`ErrorKind::Config`] when none may be used.
+    /// [`ErrorKind::System`] when the interfaces cannot be listed, [`ErrorKind::Config`] when none
+    /// may be used.
     pub fn new(settings: Settings, log: Arc<dyn Log>) -> Result<Self, Error> {
         Self::with_memory(settings, None, log)
     }
 
-    /// As [`Transport::new`], for messages in host memory only, whatever the devices support. Logs the reason if a device
-    /// supports GPU memory.
+    /// As [`Transport::new`], for messages in host memory only, whatever the devices support. Logs
+    /// the reason if a device supports GPU memory.
     ///
     /// # Errors
     /// As [`Transport::new`].
@@ -173,11 +176,13 @@ impl Transport {
         &self.devices
     }
 
-    /// Makes one device of several, whose flows or queue pairs share its messages, as with `EVENKEEL_DEVICES=joined`. Returns its number,
-    /// which comes after those of the host's devices. The same devices again give the same number.
+    /// Makes one device of several, whose flows or queue pairs share its messages, as with
+    /// `EVENKEEL_DEVICES=joined`. Returns its number, which comes after those of the host's
+    /// devices. The same devices again give the same number.
     ///
     /// # Errors
-    /// [`ErrorKind::Argument`] for unknown devices, [`ErrorKind::Config`] for those that cannot be one.
+    /// [`ErrorKind::Argument`] for unknown devices, [`ErrorKind::Config`] for those that cannot be
+    /// one.
     pub fn fuse(&self, members: &[usize]) -> Result<usize, Error> {
         let _fusing = lock(&self.fusing);
         let known = |index: &usize| self.devices.get(*index).ok_or_else(|| self.no_device(*index));
@@ -228,11 +233,12 @@ impl Transport {
         lock(&self.runtime).strong_count() > 0
     }
 
-    /// Opens a listener on a device. `label` goes into the log lines of its connections. Messages are in memory of these
-    /// types: the host's, or [`Device::memory_types`].
+    /// Opens a listener on a device. `label` goes into the log lines of its connections. Messages
+    /// are in memory of these types: the host's, or [`Device::memory_types`].
     ///
     /// # Errors
-    /// [`ErrorKind::Argument`] for an unknown device, [`ErrorKind::System`] when the socket cannot be opened.
+    /// [`ErrorKind::Argument`] for an unknown device, [`ErrorKind::System`] when the socket cannot
+    /// be opened.
     pub fn listen(
         &self,
         device: usize,
@@ -243,8 +249,8 @@ impl Transport {
         Listener::open(self.runtime()?, context, ListenMode::Private)
     }
 
-    /// Opens a listener at an address and with a nonce that peers know. It never times out, and notifies its owner of
-    /// connections. `label` goes into the log lines of its connections.
+    /// Opens a listener at an address and with a nonce that peers know. It never times out, and
+    /// notifies its owner of connections. `label` goes into the log lines of its connections.
     ///
     /// # Errors
     /// [`ErrorKind::System`] when the socket cannot be opened.
@@ -288,11 +294,12 @@ impl Transport {
         Ok(MrCache::new(&device, std::iter::empty(), MemoryTypes::HOST))
     }
 
-    /// Starts to connect to a listener from a device. `label` goes into the log lines of the connection. Messages are in
-    /// memory of these types, as for [`Transport::listen`].
+    /// Starts to connect to a listener from a device. `label` goes into the log lines of the
+    /// connection. Messages are in memory of these types, as for [`Transport::listen`].
     ///
     /// # Errors
-    /// [`ErrorKind::Argument`] for an unknown device, [`ErrorKind::System`] when a socket cannot be opened.
+    /// [`ErrorKind::Argument`] for an unknown device, [`ErrorKind::System`] when a socket cannot be
+    /// opened.
     pub fn connect(
         &self,
         device: usize,
@@ -326,10 +333,11 @@ impl Transport {
         Connecting::start(self.runtime()?, context, handle, false)
     }
 
-    /// As [`Transport::connect`], in host memory, for one of many connections that all go at the pace of the slowest. It
-    /// has this number of flows, from 1 to the setting's. They keep their paths until they fail, unless the settings say
-    /// otherwise: such a connection's throughput says nothing about its own paths, and a trial on one would delay all. A
-    /// failure is not logged, since the caller may retry.
+    /// As [`Transport::connect`], in host memory, for one of many connections that all go at the
+    /// pace of the slowest. It has this number of flows, from 1 to the setting's. They keep their
+    /// paths until they fail, unless the settings say otherwise: such a connection's throughput
+    /// says nothing about its own paths, and a trial on one would delay all. A failure is not
+    /// logged, since the caller may retry.
     ///
     /// # Errors
     /// As [`Transport::connect`].

@@ -12,9 +12,11 @@ use crate::sys::{
 };
 use crate::telemetry::log::Log;
 
-/// Maximum number of interfaces that a log line names. A node may have hundreds, one for each of its pods.
+/// Maximum number of interfaces that a log line names. A node may have hundreds, one for each of
+/// its pods.
 const MAX_NAMED: usize = 16;
-/// How long an interface without a carrier is waited for. Switch ports and virtual cables need seconds to come up.
+/// How long an interface without a carrier is waited for. Switch ports and virtual cables need
+/// seconds to come up.
 const CARRIER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// This host's interfaces. Waits for a carrier where it is needed, at most [`CARRIER_TIMEOUT`].
@@ -47,7 +49,8 @@ pub(crate) fn settled_interfaces(settings: &Settings, log: &dyn Log) -> Result<I
     }
 }
 
-/// The interfaces without a carrier that are worth waiting for. The user named them, or no interface with a carrier leads out.
+/// The interfaces without a carrier that are worth waiting for. The user named them, or no
+/// interface with a carrier leads out.
 fn awaited<'a>(interfaces: &'a Interfaces, settings: &Settings) -> Vec<&'a str> {
     let names = &settings.interfaces;
     let filter = NameFilter::parse(names);
@@ -79,7 +82,8 @@ pub(crate) fn select<'a>(
     let chosen = choose(&interfaces.addresses, names, settings.family);
     let left_out = left_out(interfaces, settings, &chosen);
     let is_cut_off = !chosen.iter().any(|address| leads_out(address));
-    // What has no carrier after the wait is broken. Loopback in its place would fail later, on another host.
+    // What has no carrier after the wait is broken. Loopback in its place would fail later, on
+    // another host.
     let has_broken = !awaited(interfaces, settings).is_empty();
     if chosen.is_empty() || names.is_empty() && is_cut_off && has_broken {
         let asked = match names {
@@ -115,10 +119,11 @@ pub(crate) fn select<'a>(
     Ok(chosen)
 }
 
-/// One address per interface. The user's names choose the interfaces, whatever these are. Else, and of those that names
-/// exclude, the first of these kinds that there is: interfaces that lead out of the host; the host's own address on the
-/// loopback interface, where routers lead to it; interfaces without neighbours, which may hold such an address too; those that
-/// lead out and have link-local addresses only; all but loopback; without names, loopback.
+/// One address per interface. The user's names choose the interfaces, whatever these are. Else, and
+/// of those that names exclude, the first of these kinds that there is: interfaces that lead out of
+/// the host; the host's own address on the loopback interface, where routers lead to it; interfaces
+/// without neighbours, which may hold such an address too; those that lead out and have link-local
+/// addresses only; all but loopback; without names, loopback.
 pub(crate) fn choose<'a>(
     addresses: &'a [InterfaceAddress],
     names: &str,
@@ -145,7 +150,8 @@ pub(crate) fn choose<'a>(
         return pick(&|_| true);
     }
     let is_card = |address: &InterfaceAddress, reach| !address.loopback && address.reach == reach;
-    // The system gives every interface a link-local address. An interface with nothing else may have no peers behind it.
+    // The system gives every interface a link-local address. An interface with nothing else may
+    // have no peers behind it.
     let preferences: [&dyn Fn(&InterfaceAddress) -> bool; 6] = [
         &|address| is_card(address, Reach::Network) && !is_link_local(address),
         &|address| address.loopback && leads_out(address),
@@ -161,7 +167,8 @@ pub(crate) fn choose<'a>(
 /// Whether peers on other hosts may be reached from an address, or reach it.
 fn leads_out(address: &InterfaceAddress) -> bool {
     match address.loopback {
-        // Routers lead to a host's own address wherever it is, but not to those that every host has.
+        // Routers lead to a host's own address wherever it is, but not to those that every host
+        // has.
         true => match address.ip {
             IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
             IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
@@ -182,7 +189,8 @@ fn has_family(address: &InterfaceAddress, family: Family) -> bool {
     }
 }
 
-/// Lower is better: addresses that peers can reach before those of this host alone, IPv4, then global IPv6, then link-local.
+/// Lower is better: addresses that peers can reach before those of this host alone, IPv4, then
+/// global IPv6, then link-local.
 fn rank(address: &InterfaceAddress) -> (bool, u8) {
     let by_family = match address.ip {
         IpAddr::V4(_) => 0,
@@ -206,7 +214,8 @@ enum LeftOut {
 }
 
 impl LeftOut {
-    /// Whether somebody may miss the interface: its link does not work, or it has been judged to lead nowhere.
+    /// Whether somebody may miss the interface: its link does not work, or it has been judged to
+    /// lead nowhere.
     fn is_told(self) -> bool {
         match self {
             Self::Down | Self::NoCarrier => true,

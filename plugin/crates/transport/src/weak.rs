@@ -1,5 +1,5 @@
-//! Collections of weak references. Dead ones are removed when the length has doubled, so that each insertion costs the same
-//! on average, however many there are.
+//! Collections of weak references. Dead ones are removed when the length has doubled, so that each
+//! insertion costs the same on average, however many there are.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -1,4 +1,5 @@
-//! Encrypted connections, through a relay that reads and changes what passes: what it learns, and what it can do.
+//! Encrypted connections, through a relay that reads and changes what passes: what it learns, and
+//! what it can do.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
@@ -28,7 +29,8 @@ fn required() -> (&'static str, String) {
     ("EVENKEEL_ENCRYPTION", "required".to_owned())
 }
 
-/// Whether the kernel is to encrypt, in all these tests: an environment variable, since most kernels lack TLS.
+/// Whether the kernel is to encrypt, in all these tests: an environment variable, since most
+/// kernels lack TLS.
 fn kernel_tls() -> String {
     std::env::var("EVENKEEL_TEST_KTLS").unwrap_or_else(|_| "off".to_owned())
 }
@@ -391,7 +393,8 @@ fn encrypted_flow_cannot_be_replayed() {
         replayed.set_read_timeout(Some(TIMEOUT)).unwrap();
         let _ = replayed.write_all(&bytes[..bytes.len().min(100_000)]);
         let mut answer = Vec::new();
-        // The listener's half of a handshake and an alert, which nobody without the key can go on with, and the end.
+        // The listener's half of a handshake and an alert, which nobody without the key can go on
+        // with, and the end.
         match replayed.read_to_end(&mut answer) {
             Ok(_) => {}
             Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}"),
@@ -440,7 +443,8 @@ fn encryption_cannot_be_downgraded() {
     let dialer = transport(&[required(), key("5"), ("EVENKEEL_CONNECT_TIMEOUT", "2".to_owned())]);
     // A welcome in clear: magic, protocol version, accepted, zeros.
     const WELCOME: &[u8] = b"EVKL-WEL\x08\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
-    // The same with a refusal that ends a connection, or the use of RDMA: within a session it is believed.
+    // The same with a refusal that ends a connection, or the use of RDMA: within a session it is
+    // believed.
     const GONE: &[u8] = b"EVKL-WEL\x08\0\x05\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
     const NO_RDMA: &[u8] = b"EVKL-WEL\x08\0\x07\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
     for (attack, says) in [

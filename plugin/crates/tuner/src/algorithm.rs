@@ -1,6 +1,7 @@
 //! NCCL's collectives, algorithms and protocols, with its numbers.
 
-/// A collective that has several algorithms. Source of the numbers: `ncclFunc_t` in NCCL's `nccl_common.h`.
+/// A collective that has several algorithms. Source of the numbers: `ncclFunc_t` in NCCL's
+/// `nccl_common.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Collective {
     /// Every rank gets all parts.

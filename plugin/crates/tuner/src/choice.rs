@@ -6,15 +6,16 @@ use crate::cost::{Network, depth, seconds};
 /// What NCCL's cost table has for an algorithm that must not be chosen: `NCCL_ALGO_PROTO_IGNORE`.
 pub const IGNORED: f32 = -1.0;
 
-/// NCCL's own choice stays unless another is estimated to take less than this part of its time. An estimate is not a measurement.
+/// NCCL's own choice stays unless another is estimated to take less than this part of its time. An
+/// estimate is not a measurement.
 const MUST_SAVE: f64 = 0.8;
 
 /// Estimates that differ by this factor count as the same.
 const AS_GOOD: f64 = 1.05;
 
-/// The algorithm and protocol that NCCL should use instead of its own choice, which is that of the least time in its cost
-/// table; none if its own is as good, or cannot be judged. `table` gives NCCL's microseconds by its numbers of algorithm (of
-/// `algorithms`) and protocol (of `protocols`).
+/// The algorithm and protocol that NCCL should use instead of its own choice, which is that of the
+/// least time in its cost table; none if its own is as good, or cannot be judged. `table` gives
+/// NCCL's microseconds by its numbers of algorithm (of `algorithms`) and protocol (of `protocols`).
 pub fn choose(
     network: &Network,
     collective: Collective,
@@ -44,11 +45,13 @@ pub fn choose(
     (best != own).then_some(best)
 }
 
-/// The limits of the chunks below, bytes. NCCL goes down to the first itself; a slot of its buffers has the second.
+/// The limits of the chunks below, bytes. NCCL goes down to the first itself; a slot of its buffers
+/// has the second.
 const CHUNKS: std::ops::RangeInclusive<usize> = 32 << 10..=512 << 10;
 
-/// The chunk size with which a collective should go through a channel, if NCCL's own should be replaced; a power of two. Chunks
-/// are received as a whole before they are sent on. Small ones fill the pipeline soon, large ones have the latency less often.
+/// The chunk size with which a collective should go through a channel, if NCCL's own should be
+/// replaced; a power of two. Chunks are received as a whole before they are sent on. Small ones
+/// fill the pipeline soon, large ones have the latency less often.
 pub fn chunk_bytes(
     network: &Network,
     collective: Collective,
@@ -65,12 +68,14 @@ pub fn chunk_bytes(
         Algorithm::CollNetDirect | Algorithm::CollNetChain => 1.0,
         _ => return None,
     };
-    // (hops + bytes / chunk) * (overhead + chunk / bandwidth) has its least value there. The overhead of a chunk is what the
-    // hosts take for it: several are on their way at a time, so the network's latency counts in the hops alone.
+    // (hops + bytes / chunk) * (overhead + chunk / bandwidth) has its least value there. The
+    // overhead of a chunk is what the hosts take for it: several are on their way at a time, so the
+    // network's latency counts in the hops alone.
     let length = bytes as f64 / channels.max(1) as f64;
     let bandwidth = network.bandwidth / channels.max(1) as f64;
     let best = (length * CHUNK_OVERHEAD * bandwidth / hops).sqrt();
-    // The chunks that NCCL lets be on their way, one in each of its buffer's slots, must cover a round trip.
+    // The chunks that NCCL lets be on their way, one in each of its buffer's slots, must cover a
+    // round trip.
     let round_trip = 2.0 * network.latency * bandwidth / SLOTS;
     let wanted = (best.max(round_trip) as usize).clamp(*CHUNKS.start(), *CHUNKS.end());
     Some(1 << wanted.ilog2())

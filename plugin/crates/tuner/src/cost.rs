@@ -1,9 +1,10 @@
-//! How long a collective takes over a network: the alpha-beta model, in which a message of `b` bytes takes `latency + b /
-//! bandwidth`.
+//! How long a collective takes over a network: the alpha-beta model, in which a message of `b`
+//! bytes takes `latency + b / bandwidth`.
 //!
-//! Sources. Ring: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (2005). Tree:
-//! Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009). Times inside a GPU
-//! and its node: the constants of NCCL 2.30.7's `src/graph/tuning.cc`, which are medians over NVIDIA's own systems.
+//! Sources. Ring: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
+//! Operations in MPICH" (2005). Tree: Sanders, Speck and Träff, "Two-tree algorithms for full
+//! bandwidth broadcast, reduction and scan" (2009). Times inside a GPU and its node: the constants
+//! of NCCL 2.30.7's `src/graph/tuning.cc`, which are medians over NVIDIA's own systems.
 
 use crate::algorithm::{Algorithm, Collective, Protocol};
 
@@ -31,7 +32,8 @@ pub struct Servers {
     pub bandwidth: f64,
 }
 
-/// Seconds of GPU and host in a hop between nodes, beside the network's latency: `hwLatencies`, NET.
+/// Seconds of GPU and host in a hop between nodes, beside the network's latency: `hwLatencies`,
+/// NET.
 fn hop(algorithm: Algorithm, protocol: Protocol) -> f64 {
     let micros = match (algorithm, protocol) {
         (Algorithm::CollNetDirect, _) => 31.0,
@@ -82,7 +84,8 @@ fn expansion(protocol: Protocol) -> f64 {
 /// Channels of a communicator over TCP or one RDMA port. NCCL makes two at least.
 const CHANNELS: f64 = 2.0;
 
-/// Bytes that a node passes on at once, in all channels. They are received as a whole before they are sent on.
+/// Bytes that a node passes on at once, in all channels. They are received as a whole before they
+/// are sent on.
 fn piece(algorithm: Algorithm, protocol: Protocol) -> f64 {
     let channel = match (algorithm, protocol) {
         (_, Protocol::Ll) => 32 << 10,
@@ -99,8 +102,8 @@ pub(crate) fn depth(nodes: usize) -> f64 {
     f64::from(nodes.max(1).ilog2() + u32::from(!nodes.is_power_of_two()))
 }
 
-/// Seconds that a collective takes, or none if the algorithm does not have it. `bytes` is the longer of what a rank puts in and
-/// gets out, as NCCL counts.
+/// Seconds that a collective takes, or none if the algorithm does not have it. `bytes` is the
+/// longer of what a rank puts in and gets out, as NCCL counts.
 pub fn seconds(
     network: &Network,
     collective: Collective,
@@ -125,8 +128,8 @@ pub fn seconds(
         }
         Algorithm::Tree if is_all_reduce => {
             let hops = 2.0 * depth(nodes);
-            // A node is a leaf of one tree and has two children in the other: all together it sends everything twice. The root
-            // of two nodes has one child.
+            // A node is a leaf of one tree and has two children in the other: all together it sends
+            // everything twice. The root of two nodes has one child.
             let volume = if nodes == 2 { 1.0 } else { 2.0 };
             // The first piece is received as a whole at every hop, the others follow it.
             let first = piece(algorithm, protocol).min(length);
@@ -137,7 +140,8 @@ pub fn seconds(
             if is_all_reduce && protocol == Protocol::Simple =>
         {
             let servers = servers?;
-            // To the server and back. The second half can begin when the server has the first piece of all.
+            // To the server and back. The second half can begin when the server has the first piece
+            // of all.
             let fill = piece(algorithm, protocol).min(length) * byte;
             let inner_steps = match algorithm {
                 Algorithm::CollNetDirect => 2.0 * (per_node - 1.0).min(1.0),
@@ -235,7 +239,8 @@ mod tests {
         assert!((cost(64) - cost(640)).abs() < 1e-9, "then the nodes' own links are the limit");
     }
 
-    /// What is forwarded piece by piece, hop by hop, through two trees: an independent check of the closed form.
+    /// What is forwarded piece by piece, hop by hop, through two trees: an independent check of the
+    /// closed form.
     #[test]
     fn cost_of_a_tree_is_that_of_a_simulated_one() {
         for nodes in [4, 8, 16, 64] {
@@ -281,15 +286,17 @@ mod tests {
         }
     }
 
-    /// Seconds of an all-reduce through two binary trees, the second of which has the nodes in reverse order. A node's sends go
-    /// one after the other, as do its receives, each piece as soon as it is there.
+    /// Seconds of an all-reduce through two binary trees, the second of which has the nodes in
+    /// reverse order. A node's sends go one after the other, as do its receives, each piece as soon
+    /// as it is there.
     fn simulated_trees(network: &Network, bytes: usize) -> f64 {
         let n = network.nodes;
         let piece = (512 << 10).min(bytes / 2);
         let pieces = bytes / 2 / piece;
         let wire = piece as f64 / network.bandwidth;
         let hop = network.latency + hop(Algorithm::Tree, Protocol::Simple);
-        // A node's level is its number of trailing zeroes, so one tree's leaves are inner nodes of the other.
+        // A node's level is its number of trailing zeroes, so one tree's leaves are inner nodes of
+        // the other.
         let parent = |node: usize| {
             let low = node & node.wrapping_neg();
             let up = (node ^ low) | (low << 1);

@@ -1,8 +1,10 @@
-//! Chooses among NCCL's algorithms and protocols, for a network whose bandwidth and latency were measured.
+//! Chooses among NCCL's algorithms and protocols, for a network whose bandwidth and latency were
+//! measured.
 //!
-//! NCCL estimates times from the speeds that devices report, and with the latencies of InfiniBand. [`cost`] estimates them
-//! from measurements, and [`choice`] compares the two. Everything here is a pure function of values that are the same on all
-//! ranks: ranks that chose differently would wait for each other for ever.
+//! NCCL estimates times from the speeds that devices report, and with the latencies of InfiniBand.
+//! [`cost`] estimates them from measurements, and [`choice`] compares the two. Everything here is a
+//! pure function of values that are the same on all ranks: ranks that chose differently would wait
+//! for each other for ever.
 
 mod algorithm;
 mod choice;

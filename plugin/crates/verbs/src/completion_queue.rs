@@ -91,8 +91,8 @@ impl CompletionQueue {
     /// When the queue has overrun or the device is gone.
     pub fn poll(&self, completions: &mut Vec<WorkCompletion>) -> Result<(), Error> {
         let mut polled = [ffi::Wc::default(); BATCH];
-        // SAFETY: the queue is valid. Its context has the device's table of operations, in which every provider sets this
-        // one.
+        // SAFETY: the queue is valid. Its context has the device's table of operations, in which
+        // every provider sets this one.
         let count = unsafe {
             match (*(*self.raw).context).ops.poll_cq {
                 Some(poll) => poll(self.raw, BATCH as c_int, polled.as_mut_ptr()),
@@ -130,7 +130,8 @@ impl CompletionQueue {
         WorkCompletion { id: entry.wr_id, status }
     }
 
-    /// Arms the queue: the next completion makes its descriptor readable. Earlier ones do not, so poll once more.
+    /// Arms the queue: the next completion makes its descriptor readable. Earlier ones do not, so
+    /// poll once more.
     ///
     /// # Errors
     /// When the device is gone.
@@ -145,7 +146,8 @@ impl CompletionQueue {
         if code == 0 { Ok(()) } else { Err(Error::code("cannot ask for completions", code)) }
     }
 
-    /// Acknowledges the events that made the descriptor readable, and returns whether there were any.
+    /// Acknowledges the events that made the descriptor readable, and returns whether there were
+    /// any.
     pub fn disarm(&self) -> bool {
         let (mut queue, mut of) = (ptr::null_mut(), ptr::null_mut());
         let functions = self.context.functions;
@@ -171,7 +173,8 @@ impl AsFd for CompletionQueue {
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
         let functions = self.context.functions;
-        // SAFETY: queue pairs hold a reference to this, so none uses it. Its events are acknowledged. Each is destroyed once.
+        // SAFETY: queue pairs hold a reference to this, so none uses it. Its events are
+        // acknowledged. Each is destroyed once.
         unsafe {
             if !self.raw.is_null() {
                 (functions.destroy_cq)(self.raw);

@@ -62,8 +62,9 @@ fn with_devices<T>(
     mut find: impl FnMut(&str, *mut std::ffi::c_void) -> Option<T>,
 ) -> Option<T> {
     let mut count: c_int = 0;
-    // SAFETY: a place for the number is passed. The list is null or has that number of devices. They are valid until the
-    // list is freed, once, below; a device that was opened meanwhile stays valid.
+    // SAFETY: a place for the number is passed. The list is null or has that number of devices.
+    // They are valid until the list is freed, once, below; a device that was opened meanwhile stays
+    // valid.
     unsafe {
         let list = (functions.get_device_list)(&mut count);
         if list.is_null() {
@@ -118,8 +119,8 @@ impl Context {
         Ok(Arc::new(context))
     }
 
-    /// The completion vector for another completion queue. Queues take turns: all interrupts of one vector go to one
-    /// processor.
+    /// The completion vector for another completion queue. Queues take turns: all interrupts of one
+    /// vector go to one processor.
     pub(crate) fn next_completion_vector(&self) -> c_int {
         let earlier = self.completion_queues.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the context is open.
@@ -137,8 +138,8 @@ impl Context {
     /// When there is no port of this number.
     pub fn port(&self, number: u8) -> Result<Port, Error> {
         let mut attributes = ffi::PortAttr::default();
-        // SAFETY: the context is open and the place is a port's attributes; the library writes the part of them that its
-        // first version had, or all.
+        // SAFETY: the context is open and the place is a port's attributes; the library writes the
+        // part of them that its first version had, or all.
         let code = unsafe { (self.functions.query_port)(self.raw, number, &mut attributes) };
         if code != 0 {
             return Err(Error::code(format!("port {number} of {}", self.name), code));
@@ -158,12 +159,13 @@ impl Context {
         })
     }
 
-    /// The next asynchronous event of the device; `None` when there is none now. Never blocks. While there is one, the
-    /// context's descriptor is readable.
+    /// The next asynchronous event of the device; `None` when there is none now. Never blocks.
+    /// While there is one, the context's descriptor is readable.
     pub fn async_event(&self) -> Option<AsyncEvent> {
         loop {
             let mut event = ffi::AsyncEvent { element: ptr::null_mut(), event_type: 0 };
-            // SAFETY: the context is open, its descriptor does not block, and the place is an event's.
+            // SAFETY: the context is open, its descriptor does not block, and the place is an
+            // event's.
             if unsafe { (self.functions.get_async_event)(self.raw, &mut event) } != 0 {
                 return None;
             }
@@ -172,7 +174,8 @@ impl Context {
             let port = event.element.addr() as u32 as u8;
             let known = match kind {
                 ffi::EVENT_QP_FATAL | ffi::EVENT_QP_REQ_ERR | ffi::EVENT_QP_ACCESS_ERR => {
-                    // SAFETY: the element of these events is a queue pair, which stays until its events are acknowledged.
+                    // SAFETY: the element of these events is a queue pair, which stays until its
+                    // events are acknowledged.
                     let number = unsafe { (*event.element.cast::<ffi::Qp>()).qp_num };
                     Some(AsyncEvent::QueuePairFailed(number))
                 }
@@ -198,7 +201,8 @@ impl AsFd for Context {
     }
 }
 
-/// The vector of a completion queue, after this number of earlier ones, of so many that the device has.
+/// The vector of a completion queue, after this number of earlier ones, of so many that the device
+/// has.
 fn completion_vector(earlier: u32, vectors: c_int) -> c_int {
     let vectors = u32::try_from(vectors).unwrap_or(0).max(1);
     (earlier % vectors) as c_int
@@ -206,7 +210,8 @@ fn completion_vector(earlier: u32, vectors: c_int) -> c_int {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: all objects of the domain and the device hold a reference to this, so they are gone; each is closed once.
+        // SAFETY: all objects of the domain and the device hold a reference to this, so they are
+        // gone; each is closed once.
         unsafe {
             if !self.domain.is_null() {
                 (self.functions.dealloc_pd)(self.domain);

@@ -1,6 +1,6 @@
-//! The part of rdma-core's `libibverbs.so.1` that is used here: its structures as in `infiniband/verbs.h` on LP64, and its
-//! functions. Posting and polling are not exported functions. The header calls them through a table in the device's
-//! context, and so does this crate.
+//! The part of rdma-core's `libibverbs.so.1` that is used here: its structures as in
+//! `infiniband/verbs.h` on LP64, and its functions. Posting and polling are not exported functions.
+//! The header calls them through a table in the device's context, and so does this crate.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -123,7 +123,8 @@ pub(crate) struct QpInitAttr {
     pub(crate) sq_sig_all: c_int,
 }
 
-/// `struct ibv_ah_attr`, with the `struct ibv_global_route` that it begins with. A GID is two 64-bit words for alignment.
+/// `struct ibv_ah_attr`, with the `struct ibv_global_route` that it begins with. A GID is two
+/// 64-bit words for alignment.
 #[repr(C)]
 #[derive(Default)]
 pub(crate) struct AhAttr {
@@ -303,8 +304,8 @@ macro_rules! functions {
 
         impl Functions {
             fn find(library: &Library) -> Result<Self, libloading::Error> {
-                // SAFETY: the symbols are functions with these arguments in every library of this name (.so.1); the
-                // library is never unloaded.
+                // SAFETY: the symbols are functions with these arguments in every library of this
+                // name (.so.1); the library is never unloaded.
                 unsafe {
                     Ok(Self {
                         $($name: *library.get(concat!("ibv_", stringify!($name), "\0").as_bytes())?,)*
@@ -359,8 +360,8 @@ struct Loaded {
     fork_init: c_int,
 }
 
-/// The library, loaded once in a process. Nothing that finds devices or registers memory is called before `ibv_fork_init`;
-/// only `ibv_is_fork_initialized` is, which asks the kernel.
+/// The library, loaded once in a process. Nothing that finds devices or registers memory is called
+/// before `ibv_fork_init`; only `ibv_is_fork_initialized` is, which asks the kernel.
 fn loaded() -> Result<&'static Loaded, Error> {
     static LOADED: OnceLock<Result<Loaded, String>> = OnceLock::new();
     let load = || {
@@ -391,12 +392,14 @@ pub(crate) fn functions() -> Result<&'static Functions, Error> {
 
 /// Whether the process may fork while devices use its memory.
 ///
-/// Before Linux 5.12, a fork makes all private pages copy-on-write. The parent's next write to such a page gets a new page,
-/// and the device goes on with the old one. `ibv_fork_init` makes rdma-core withhold the registered pages from children
-/// (`MADV_DONTFORK`). Newer kernels copy the pages for the children instead, so there it is not called.
+/// Before Linux 5.12, a fork makes all private pages copy-on-write. The parent's next write to such
+/// a page gets a new page, and the device goes on with the old one. `ibv_fork_init` makes rdma-core
+/// withhold the registered pages from children (`MADV_DONTFORK`). Newer kernels copy the pages for
+/// the children instead, so there it is not called.
 ///
 /// # Errors
-/// When the library is missing, or memory was registered before by somebody else in this process (`EINVAL`).
+/// When the library is missing, or memory was registered before by somebody else in this process
+/// (`EINVAL`).
 pub fn fork_protection() -> Result<(), Error> {
     match loaded()?.fork_init {
         0 => Ok(()),
@@ -404,8 +407,8 @@ pub fn fork_protection() -> Result<(), Error> {
     }
 }
 
-/// Layouts of rdma-core's header as compiled by C; a test below compares them where the header is installed. A size of 0
-/// means that the structure's end is not transcribed.
+/// Layouts of rdma-core's header as compiled by C; a test below compares them where the header is
+/// installed. A size of 0 means that the structure's end is not transcribed.
 macro_rules! layout {
     ($($of:ident $c_name:literal $size:literal { $($field:ident $offset:literal),* })*) => {
         $(
@@ -513,7 +516,8 @@ mod tests {
         }
     }
 
-    /// A library in the place of rdma-core's. It notes its calls. Its kernel is as old as the environment says.
+    /// A library in the place of rdma-core's. It notes its calls. Its kernel is as old as the
+    /// environment says.
     fn write_stub_library(folder: &Path) {
         let mut source = r#"
             #include <stdlib.h>
@@ -570,7 +574,8 @@ mod tests {
         let error = fork_protection().err().map(|error| error.to_string()).unwrap_or_default();
         let expected = env::var("EXPECTED_ERROR").unwrap();
         assert!(error.starts_with(&expected) && error.is_empty() == expected.is_empty(), "{error}");
-        // SAFETY: the stub is loaded already. Its calls are text with a zero byte at the end, and no call is made meanwhile.
+        // SAFETY: the stub is loaded already. Its calls are text with a zero byte at the end, and
+        // no call is made meanwhile.
         let calls = unsafe {
             let stub = Library::new("libibverbs.so.1").unwrap();
             CStr::from_ptr(*stub.get::<*const c_char>(b"calls\0").unwrap()).to_owned()

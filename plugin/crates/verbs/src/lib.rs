@@ -1,12 +1,13 @@
-//! RDMA verbs: devices, memory regions and queue pairs of rdma-core's `libibverbs`. The library is loaded at run time, so
-//! programs that use this crate also start where it is missing.
+//! RDMA verbs: devices, memory regions and queue pairs of rdma-core's `libibverbs`. The library is
+//! loaded at run time, so programs that use this crate also start where it is missing.
 //!
-//! The crate transcribes the part of the C interface that it needs, some 25 functions and a dozen structures. Existing
-//! bindings need cmake, libclang or the library itself at build time, or do not start without it. All unsafe code here is
-//! about that interface.
+//! The crate transcribes the part of the C interface that it needs, some 25 functions and a dozen
+//! structures. Existing bindings need cmake, libclang or the library itself at build time, or do
+//! not start without it. All unsafe code here is about that interface.
 //!
-//! The crate's interface is safe, except for the registration of memory: a peer that has a region's key may read and write
-//! the region. Memory that devices and peers access is a pointer and a length here, never a reference.
+//! The crate's interface is safe, except for the registration of memory: a peer that has a region's
+//! key may read and write the region. Memory that devices and peers access is a pointer and a
+//! length here, never a reference.
 
 mod completion_queue;
 mod context;

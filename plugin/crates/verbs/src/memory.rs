@@ -80,15 +80,16 @@ unsafe impl Send for MemoryRegion {}
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Registers memory. Where the device supports it, its writes may be reordered on the bus (relaxed ordering), but not with
-    /// completions.
+    /// Registers memory. Where the device supports it, its writes may be reordered on the bus
+    /// (relaxed ordering), but not with completions.
     ///
     /// # Errors
-    /// When the memory is not the process's or may not be locked (ulimit -l), or when the device has no room.
+    /// When the memory is not the process's or may not be locked (ulimit -l), or when the device
+    /// has no room.
     ///
     /// # Safety
-    /// The memory must stay mapped until the region is dropped. No reference may exist to the part that peers are asked to
-    /// write to.
+    /// The memory must stay mapped until the region is dropped. No reference may exist to the part
+    /// that peers are asked to write to.
     pub unsafe fn register(
         context: &Arc<Context>,
         start: *mut u8,
@@ -113,8 +114,8 @@ impl MemoryRegion {
         Self::registered(context, raw, MemoryRange { start, length, access })
     }
 
-    /// Registers memory of another device, such as a GPU, by its DMA-BUF: `length` bytes from `offset` in the buffer, which
-    /// have the address `start` in this process.
+    /// Registers memory of another device, such as a GPU, by its DMA-BUF: `length` bytes from
+    /// `offset` in the buffer, which have the address `start` in this process.
     ///
     /// # Errors
     /// When the library, the kernel or the device does not support it.
@@ -131,8 +132,8 @@ impl MemoryRegion {
             .ok_or_else(|| Error::code("libibverbs has no ibv_reg_dmabuf_mr", libc::EOPNOTSUPP))?;
         let flags = Access::RemoteReadWrite.flags();
         let register = |flags| {
-            // SAFETY: the domain is the context's and the descriptor is open. The kernel keeps the buffer, which is not
-            // memory of this process.
+            // SAFETY: the domain is the context's and the descriptor is open. The kernel keeps the
+            // buffer, which is not memory of this process.
             unsafe {
                 register(context.domain, offset, length, start, buffer.as_raw_fd(), flags as i32)
             }
@@ -148,8 +149,8 @@ impl MemoryRegion {
         )
     }
 
-    /// Whether the library, the kernel and the device support DMA-BUF. Tries an invalid descriptor: where DMA-BUF is not
-    /// supported, that is the error, and not the descriptor.
+    /// Whether the library, the kernel and the device support DMA-BUF. Tries an invalid descriptor:
+    /// where DMA-BUF is not supported, that is the error, and not the descriptor.
     pub fn supports_dma_buffers(context: &Arc<Context>) -> bool {
         let Some(register) = context.functions.reg_dmabuf_mr else { return false };
         // SAFETY: the domain is the context's; -1 is not a descriptor, so nothing is registered.
@@ -212,8 +213,8 @@ impl Drop for MemoryRegion {
     }
 }
 
-/// Registered memory of this process. Peers write to it and it is copied from, or it is copied to and then sent. No
-/// reference to its bytes ever exists.
+/// Registered memory of this process. Peers write to it and it is copied from, or it is copied to
+/// and then sent. No reference to its bytes ever exists.
 pub struct StagingBuffer {
     /// One for each device that accesses it. Dropped before the memory is freed.
     regions: Vec<MemoryRegion>,
@@ -260,7 +261,8 @@ impl StagingBuffer {
             if regions.iter().any(|region| region.is_of(context)) {
                 continue;
             }
-            // SAFETY: the buffer owns the memory, drops the regions first and gives out no reference.
+            // SAFETY: the buffer owns the memory, drops the regions first and gives out no
+            // reference.
             regions.push(unsafe {
                 MemoryRegion::register(context, start, self.length, Access::RemoteReadWrite)
             }?);
@@ -298,7 +300,8 @@ impl StagingBuffer {
         };
     }
 
-    /// Copies bytes in, to be sent. The caller first waits for the completion of what was sent from there before.
+    /// Copies bytes in, to be sent. The caller first waits for the completion of what was sent from
+    /// there before.
     ///
     /// # Panics
     /// When they are not inside the buffer.

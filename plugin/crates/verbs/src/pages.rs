@@ -8,8 +8,9 @@ use rustix::param::page_size;
 
 /// Memory that starts at a page and shares no page with anything else.
 ///
-/// rdma-core may withhold the pages of registered memory from child processes (see [`crate::fork_protection`]). If other
-/// objects were on these pages, a child that uses them would end with SIGSEGV.
+/// rdma-core may withhold the pages of registered memory from child processes (see
+/// [`crate::fork_protection`]). If other objects were on these pages, a child that uses them would
+/// end with SIGSEGV.
 pub(crate) struct Pages {
     start: *mut u8,
     /// A multiple of a page.
@@ -18,7 +19,8 @@ pub(crate) struct Pages {
 
 // SAFETY: the memory is owned, and only its address is given out.
 unsafe impl Send for Pages {}
-// SAFETY: as above. Bytes that a peer or another thread writes while they are copied may come out torn, as plain bytes.
+// SAFETY: as above. Bytes that a peer or another thread writes while they are copied may come out
+// torn, as plain bytes.
 unsafe impl Sync for Pages {}
 
 impl Pages {

@@ -24,7 +24,8 @@ pub struct Port {
     pub grh_required: bool,
 }
 
-/// Mb/s of a port, from the codes of its link width and link speed (InfiniBand specification, PortInfo).
+/// Mb/s of a port, from the codes of its link width and link speed (InfiniBand specification,
+/// PortInfo).
 pub(crate) fn speed(width: u8, speed: u8) -> u32 {
     let width = match width {
         1 => 1,
@@ -47,7 +48,8 @@ pub(crate) fn speed(width: u8, speed: u8) -> u32 {
     width * speed
 }
 
-/// Mb/s of a port as the kernel lists it, such as `800 Gb/sec (4X XDR)`. Needed for speeds whose code does not fit a byte.
+/// Mb/s of a port as the kernel lists it, such as `800 Gb/sec (4X XDR)`. Needed for speeds whose
+/// code does not fit a byte.
 pub(crate) fn listed_speed(device: &str, port: u8) -> u32 {
     let path = PathBuf::from(format!("/sys/class/infiniband/{device}/ports/{port}/rate"));
     parse_speed(&fs::read_to_string(path).unwrap_or_default())

@@ -8,7 +8,8 @@ use crate::ffi;
 use crate::port::Gid;
 use crate::{CompletionQueue, Error, MemoryRegion};
 
-/// A queue pair (QP): one end of a reliable connection. After it is dropped, the device reads and writes nothing for it.
+/// A queue pair (QP): one end of a reliable connection. After it is dropped, the device reads and
+/// writes nothing for it.
 pub struct QueuePair {
     completions: Arc<CompletionQueue>,
     raw: *mut ffi::Qp,
@@ -46,7 +47,8 @@ pub struct ConnectAttributes {
     pub traffic_class: u8,
     /// Service level.
     pub service_level: u8,
-    /// Code of the acknowledgement timeout: 4.096 us times two to the power of this. The queue pair fails after seven timeouts.
+    /// Code of the acknowledgement timeout: 4.096 us times two to the power of this. The queue pair
+    /// fails after seven timeouts.
     pub timeout: u8,
 }
 
@@ -70,13 +72,14 @@ pub enum WriteSource<'a> {
     Empty,
     /// Bytes that are copied when the write is posted; at most [`QueuePair::max_inline`].
     Inline(&'a [u8]),
-    /// Address and number of bytes in a region. The write fails if the region is dropped before its completion.
+    /// Address and number of bytes in a region. The write fails if the region is dropped before its
+    /// completion.
     Region(&'a MemoryRegion, u64, u32),
 }
 
 impl QueuePair {
-    /// A queue pair that is not connected yet, with room for this many sends (of any kind) and receives at a time. The
-    /// partition key is the one at this index of the port's table.
+    /// A queue pair that is not connected yet, with room for this many sends (of any kind) and
+    /// receives at a time. The partition key is the one at this index of the port's table.
     ///
     /// # Errors
     /// When the device has no room for another one.
@@ -104,7 +107,8 @@ impl QueuePair {
             qp_type: ffi::QPT_RC,
             sq_sig_all: 0,
         };
-        // SAFETY: the domain and the queue are of the same open device; the attributes may be read and written.
+        // SAFETY: the domain and the queue are of the same open device; the attributes may be read
+        // and written.
         let raw = unsafe { (context.functions.create_qp)(context.domain, &mut attributes) };
         if raw.is_null() {
             return Err(Error::last(format!(
@@ -183,8 +187,8 @@ impl QueuePair {
         self.modify(&mut attributes, ffi::mask::RTS, &what)
     }
 
-    /// Moves it to the error state: it does no more work in either direction. Each work request that is not complete
-    /// completes as flushed.
+    /// Moves it to the error state: it does no more work in either direction. Each work request
+    /// that is not complete completes as flushed.
     ///
     /// # Errors
     /// When the device is gone.
@@ -209,7 +213,8 @@ impl QueuePair {
     /// Posts a write to the peer's memory.
     ///
     /// # Errors
-    /// When there is no room, or the device is gone. A queue pair that has failed accepts work, which completes as flushed.
+    /// When there is no room, or the device is gone. A queue pair that has failed accepts work,
+    /// which completes as flushed.
     ///
     /// # Panics
     /// When the bytes are not in their region, or are too many for an inline write.
@@ -245,8 +250,8 @@ impl QueuePair {
         self.post(&mut request)
     }
 
-    /// Posts a read of the peer's memory into a region. All that the peer's device had written there before is then
-    /// visible.
+    /// Posts a read of the peer's memory into a region. All that the peer's device had written
+    /// there before is then visible.
     ///
     /// # Errors
     /// As [`QueuePair::post_write`].
@@ -280,9 +285,9 @@ impl QueuePair {
 
     fn post(&self, request: &mut ffi::SendWr) -> Result<(), Error> {
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is valid. The request and its list are on the caller's stack and read during the call
-        // only. The memory that they name is in a region, or is copied during the call. As in `CompletionQueue::poll`,
-        // the table of operations has this one.
+        // SAFETY: the queue pair is valid. The request and its list are on the caller's stack and
+        // read during the call only. The memory that they name is in a region, or is copied during
+        // the call. As in `CompletionQueue::poll`, the table of operations has this one.
         let code = unsafe {
             match (*(*self.raw).context).ops.post_send {
                 Some(post) => post(self.raw, request, &mut bad),

@@ -1,5 +1,5 @@
-//! What the collector makes of views, which anybody may send where there is no job key: it judges them, and tells and draws what it
-//! found.
+//! What the collector makes of views, which anybody may send where there is no job key: it judges
+//! them, and tells and draws what it found.
 #![no_main]
 
 use std::time::Duration;
@@ -14,7 +14,8 @@ fn step(tenths: u8, view: &View) -> Vec<u8> {
     [&[tenths, length[0], length[1]], &view[..]].concat()
 }
 
-/// A ring of ranks. All wait for the one before, but one, which has not called, or whose bytes are under way too long.
+/// A ring of ranks. All wait for the one before, but one, which has not called, or whose bytes are
+/// under way too long.
 fn ring(ranks: u64, is_late: bool) -> Vec<u8> {
     let mut out = vec![];
     for sequence in 1..6 {

@@ -1,4 +1,5 @@
-//! The control connection of RDMA: control messages in a stream, and the acknowledgements of those that are replayed.
+//! The control connection of RDMA: control messages in a stream, and the acknowledgements of those
+//! that are replayed.
 #![no_main]
 
 use evenkeel_fuzz::{fuzz_target, within, write_seeds};

@@ -1,4 +1,5 @@
-//! Datagrams between the processes of a job, from anybody. Only who has the job's key is heard, where there is one.
+//! Datagrams between the processes of a job, from anybody. Only who has the job's key is heard,
+//! where there is one.
 #![no_main]
 
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! What a listener gets first, from anybody: an announcement of encryption, or a hello and the proof behind it.
+//! What a listener gets first, from anybody: an announcement of encryption, or a hello and the
+//! proof behind it.
 #![no_main]
 
 use evenkeel_fuzz::{fuzz_target, job_key, padded, within, write_seeds};

@@ -1,4 +1,5 @@
-//! What an authenticated peer sends after the handshake: chunks that contradict each other, and acknowledgements of anything.
+//! What an authenticated peer sends after the handshake: chunks that contradict each other, and
+//! acknowledgements of anything.
 #![no_main]
 
 use std::collections::VecDeque;
@@ -26,7 +27,8 @@ fn seeds() -> Vec<Vec<u8>> {
         [vec![0, checksums], post(1), post(0), first, second, empty].concat()
     };
     let close = Frame::Close(2).encode();
-    // Frames that are no chunks, and a flow that ends in the middle of one; messages, their frames and acknowledgements.
+    // Frames that are no chunks, and a flow that ends in the middle of one; messages, their frames
+    // and acknowledgements.
     vec![
         received(0),
         received(1),
@@ -148,7 +150,8 @@ impl Flow {
     }
 }
 
-/// The receiving side. No byte is written twice or out of its buffer, and no message is released while it is written.
+/// The receiving side. No byte is written twice or out of its buffer, and no message is released
+/// while it is written.
 fn receive(steps: &mut Steps<'_>) {
     let has_checksums = steps.next_byte().is_some_and(|choice| choice % 2 == 1);
     let mut receiver = Receiver::default();

@@ -61,7 +61,8 @@ fuzz_target!(init: write_seeds(packets().iter().map(encoded)), |input: &[u8]| {
         Packet::Failed(text) => assert!(!text.contains(char::is_control), "more than one line"),
         Packet::Joined { .. } | Packet::Leave => {}
     }
-    // What was understood is understood again, and says the same. Unused fields and characters that are replaced are not kept.
+    // What was understood is understood again, and says the same. Unused fields and characters that
+    // are replaced are not kept.
     let again = encoded(&packet);
     match (Packet::decode(&again), &packet) {
         (Ok(Packet::Failed(_)), Packet::Failed(_)) => {}

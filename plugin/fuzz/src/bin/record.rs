@@ -41,7 +41,8 @@ fn seeds() -> Vec<Vec<u8>> {
         let length = length.to_be_bytes();
         [&[1, 23, 3, 3, length[0], length[1]][..], &[0; 40]].concat()
     };
-    // Records as they are, one that is repeated, one with a changed bit; bytes that begin as records do.
+    // Records as they are, one that is repeated, one with a changed bit; bytes that begin as
+    // records do.
     vec![
         vec![0, 4, 0, 0, 0, 9, 0, 0],
         vec![0, 4, 0, 0, 1, 4, 0, 0],

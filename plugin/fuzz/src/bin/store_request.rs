@@ -33,7 +33,8 @@ fuzz_target!(init: write_seeds(seeds()), |input: &[u8]| {
     let store = MemoryStore::new();
     let mut rest = input;
     loop {
-        // What is stored and answered was in the input: a value, at most all that fits into it, for each name asked for.
+        // What is stored and answered was in the input: a value, at most all that fits into it, for
+        // each name asked for.
         let limit = (16 << 10) + 4 * input.len() + input.len() * input.len();
         let Some((response, used)) = within(limit, || answer_request(&store, rest)) else { break };
         assert!((9..=rest.len()).contains(&used), "{used} of {}", rest.len());

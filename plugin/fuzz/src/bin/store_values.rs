@@ -18,7 +18,8 @@ fn seeds() -> Vec<Vec<u8>> {
 }
 
 fuzz_target!(init: write_seeds(seeds()), |input: &[u8]| {
-    // The values, and a place for each that was asked for: a longer list is refused before it is kept.
+    // The values, and a place for each that was asked for: a longer list is refused before it is
+    // kept.
     let limit = input.len() + 512;
     let Some(values) = within(limit, || decode_values(input, NAMES)) else { return };
     assert!((1..=NAMES).contains(&values.len()));

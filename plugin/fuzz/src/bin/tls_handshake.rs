@@ -1,4 +1,5 @@
-//! The bytes of a TLS handshake, from anybody: how they are cut into records, their number, and whose public key is accepted.
+//! The bytes of a TLS handshake, from anybody: how they are cut into records, their number, and
+//! whose public key is accepted.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -22,7 +23,8 @@ fn listener(identity: &JobIdentity) -> Handshake {
     Handshake::listener(identity).expect("random numbers")
 }
 
-/// What each side sends first, also one with another key. The first byte says which side the rest is for.
+/// What each side sends first, also one with another key. The first byte says which side the rest
+/// is for.
 fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = vec![];
     for theirs in [OURS.clone(), identity("2")] {

@@ -47,7 +47,8 @@ fn seeds() -> Vec<Vec<u8>> {
 
 fuzz_target!(init: write_seeds(seeds()), |input: &[u8]| {
     let Some(verdict) = within(64 << 10, || Verdict::from_json(input)) else { return };
-    // It is logged, and written to the file that the controller's bridge reads: one line, and what the next reader takes.
+    // It is logged, and written to the file that the controller's bridge reads: one line, and what
+    // the next reader takes.
     let words = verdict.suspects.iter().map(Suspect::words);
     for text in words.chain([verdict.text.clone()]) {
         assert!(text.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{text:?}");

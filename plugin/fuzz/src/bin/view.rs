@@ -36,7 +36,8 @@ fuzz_target!(init: write_seeds(seeds()), |input: &[u8]| {
     }
     let again = view.encode();
     assert!(again.len() <= MAX_VIEW_BYTES);
-    // Long names of devices are cut, bits of flags that have no meaning are not kept, and nothing else changes.
+    // Long names of devices are cut, bits of flags that have no meaning are not kept, and nothing
+    // else changes.
     let decoded = View::decode(&again).expect("a view that was encoded");
     assert_eq!(decoded.encode(), again);
     if again.len() == input.len() {

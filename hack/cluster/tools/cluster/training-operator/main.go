@@ -1,5 +1,6 @@
-// Command training-operator runs the training-operator's controller of PyTorchJobs. The operator's own program has a webhook too, which
-// only refuses invalid jobs, and which does not compile with the libraries of the cluster's other programs.
+// Command training-operator runs the training-operator's controller of PyTorchJobs. The operator's own program has a
+// webhook too, which only refuses invalid jobs, and which does not compile with the libraries of the cluster's other
+// programs.
 package main
 
 import (

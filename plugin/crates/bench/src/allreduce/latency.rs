@@ -1,7 +1,8 @@
-//! The latency of a ring: a message of a few bytes goes round it, and each rank passes it on as soon as it has it.
+//! The latency of a ring: a message of a few bytes goes round it, and each rank passes it on as
+//! soon as it has it.
 //!
-//! Ranks poll and never sleep. The driver of the all-reduces sleeps between polls, which costs a small message up to half a
-//! millisecond, more than the network takes.
+//! Ranks poll and never sleep. The driver of the all-reduces sleeps between polls, which costs a
+//! small message up to half a millisecond, more than the network takes.
 
 use std::time::{Duration, Instant};
 
@@ -22,8 +23,9 @@ const ROUNDS: usize = 220;
 /// No round begins later than this after the first.
 const LIMIT: Duration = Duration::from_millis(500);
 
-/// Seconds from one rank to the next, on rank 0: the lower quartile of the rounds, as whatever disturbs a round prolongs it. None on
-/// other ranks, and where there is only one. All ranks call it together.
+/// Seconds from one rank to the next, on rank 0: the lower quartile of the rounds, as whatever
+/// disturbs a round prolongs it. None on other ranks, and where there is only one. All ranks call
+/// it together.
 ///
 /// # Errors
 /// Names the neighbour whose transfer broke, or that made no progress within the world's timeout.

@@ -1,4 +1,5 @@
-//! `evenkeel-bench allreduce`: a ring all-reduce between ranks through a plugin, every element checked.
+//! `evenkeel-bench allreduce`: a ring all-reduce between ranks through a plugin, every element
+//! checked.
 
 mod latency;
 pub(crate) mod ring;

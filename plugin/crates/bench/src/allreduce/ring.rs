@@ -1,9 +1,10 @@
-//! A ring of ranks over a plugin, and all-reduce over it: every rank sends to the next and receives from the one before,
-//! slice by slice, several in flight, as NCCL's ring does through its proxy.
+//! A ring of ranks over a plugin, and all-reduce over it: every rank sends to the next and receives
+//! from the one before, slice by slice, several in flight, as NCCL's ring does through its proxy.
 //!
-//! Step `s` of `2(n-1)`: send block `rank - s`, receive block `rank - s - 1`, both modulo `n`. In the first `n-1` steps
-//! what arrives is reduced into the block, in the others it is the block's result. So what is sent in a step is what
-//! arrived in the step before, and what arrives can be sent on slice by slice.
+//! Step `s` of `2(n-1)`: send block `rank - s`, receive block `rank - s - 1`, both modulo `n`. In
+//! the first `n-1` steps what arrives is reduced into the block, in the others it is the block's
+//! result. So what is sent in a step is what arrived in the step before, and what arrives can be
+//! sent on slice by slice.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -45,8 +46,8 @@ pub(crate) struct Buffers<'a> {
 }
 
 impl Ring {
-    /// Connects to the neighbours through one of the plugin's devices. All ranks call it together. The driver is that of the
-    /// operations.
+    /// Connects to the neighbours through one of the plugin's devices. All ranks call it together.
+    /// The driver is that of the operations.
     ///
     /// # Errors
     /// Names the neighbour that could not be connected to, and what the plugin said.
@@ -96,7 +97,8 @@ impl Ring {
     /// Reduces `count` elements of all ranks into every rank's result.
     ///
     /// # Errors
-    /// Names the neighbour whose transfer broke, or that made no progress within the world's timeout.
+    /// Names the neighbour whose transfer broke, or that made no progress within the world's
+    /// timeout.
     pub(crate) fn all_reduce(
         &mut self,
         world: &mut World,

@@ -50,8 +50,8 @@ pub(crate) enum Carrier {
 const TRANSPORT: &str = "EVENKEEL_TRANSPORT";
 
 impl NetworkOptions {
-    /// Sees to it that this process's environment, and that of those it starts, is what was asked for: begins the program
-    /// anew with another one.
+    /// Sees to it that this process's environment, and that of those it starts, is what was asked
+    /// for: begins the program anew with another one.
     ///
     /// # Errors
     /// When it cannot begin anew.
@@ -183,7 +183,8 @@ impl RankOptions {
     }
 }
 
-/// What was given, else the first of the variables that is set: mpirun and Kubernetes' Indexed Jobs say it in their own.
+/// What was given, else the first of the variables that is set: mpirun and Kubernetes' Indexed Jobs
+/// say it in their own.
 fn first(
     given: Option<usize>,
     names: &[&str],

@@ -51,8 +51,8 @@ pub(crate) struct Network {
     pub(crate) speed_mbps: i64,
     /// Number of the plugin's devices, of which this is one.
     pub(crate) devices: usize,
-    /// What carried the messages of its connections, `tcp` or `rdma`, or `mixed`; none where there are none, or the plugin
-    /// does not say.
+    /// What carried the messages of its connections, `tcp` or `rdma`, or `mixed`; none where there
+    /// are none, or the plugin does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) transport: Option<String>,
 }

@@ -37,7 +37,8 @@ impl Drop for Table {
     fn drop(&mut self) {
         let context = self.context;
         if !context.is_null() {
-            // The context is the one init gave; every object made from it holds this table, so none is left.
+            // The context is the one init gave; every object made from it holds this table, so none
+            // is left.
             let ended = call!(self, finalize: [11 CollNetV11, 12 CollNetV12](context));
             if let Err(error) = ended {
                 eprintln!("warning: {error}");
@@ -209,8 +210,8 @@ impl Coll {
         Ok(Registered { comm: Rc::clone(&self.0), memory: Rc::clone(&region.0), raw })
     }
 
-    /// Begins to reduce a part of a region of all ranks into the same part of another; nothing if the plugin has no room
-    /// for it now.
+    /// Begins to reduce a part of a region of all ranks into the same part of another; nothing if
+    /// the plugin has no room for it now.
     pub(crate) fn all_reduce(
         &self,
         from: &Registered,
@@ -238,8 +239,8 @@ impl Coll {
         let recv = unsafe { to.memory.start.as_ptr().add(part.start) }.cast();
         let (comm, from, to) = (self.0.raw, from.raw, to.raw);
         let mut raw = ptr::null_mut();
-        // The claimed parts stay untouched and allocated until the request is done, or for ever; the place outlives the
-        // call.
+        // The claimed parts stay untouched and allocated until the request is done, or for ever;
+        // the place outlives the call.
         call!(table, iallreduce:
             [6 CollNetV6, 7 CollNetV7, 8 CollNetV8](comm, send, recv, small, kind, op, from, to, &raw mut raw),
             [9 CollNetV9, 10 CollNetV10, 11 CollNetV11, 12 CollNetV12](comm, send, recv, count, kind, op, from, to, &raw mut raw),
@@ -271,8 +272,8 @@ impl Drop for Claims {
     }
 }
 
-/// An all-reduce in flight. One that is dropped before it is done keeps its memory for ever, as the plugin may still use
-/// it.
+/// An all-reduce in flight. One that is dropped before it is done keeps its memory for ever, as the
+/// plugin may still use it.
 pub(crate) struct CollRequest {
     comm: Rc<Comm>,
     raw: *mut c_void,
@@ -286,7 +287,8 @@ impl CollRequest {
             return Err("this request is done and was tested again".to_owned());
         }
         let (raw, mut done, mut size) = (self.raw, 0, 0);
-        // The request is not done, so it is the plugin's; the communicator is open, as this request holds it.
+        // The request is not done, so it is the plugin's; the communicator is open, as this request
+        // holds it.
         call_any!(self.comm.listener.table, test(raw, &raw mut done, &raw mut size))?;
         self.claims.plugin_has_them = done == 0;
         Ok(done != 0)

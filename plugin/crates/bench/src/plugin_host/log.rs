@@ -1,4 +1,5 @@
-//! The plugin's log: warnings always, the rest for those who ask with `NCCL_DEBUG`; and what it says of connections.
+//! The plugin's log: warnings always, the rest for those who ask with `NCCL_DEBUG`; and what it
+//! says of connections.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -44,8 +45,8 @@ pub(crate) fn take_warning() -> String {
     LAST_WARNING.lock().map(|mut last| std::mem::take(&mut *last)).unwrap_or_default()
 }
 
-/// What carries the messages of the connections that the plugin has opened: its name, or `mixed`. None where the plugin has
-/// opened none, or does not say.
+/// What carries the messages of the connections that the plugin has opened: its name, or `mixed`.
+/// None where the plugin has opened none, or does not say.
 pub(crate) fn transport() -> Option<String> {
     let transports = TRANSPORTS.lock().ok()?;
     match transports.len() {

@@ -1,6 +1,7 @@
-//! A host of NCCL's network plugins: loads one, whichever version of the interface it speaks, and calls it as NCCL's
-//! proxy does. All that is unsafe here lies behind this module's types, which a caller cannot misuse:
-//! memory lives as long as a plugin may touch it, and is not read or written while it does.
+//! A host of NCCL's network plugins: loads one, whichever version of the interface it speaks, and
+//! calls it as NCCL's proxy does. All that is unsafe here lies behind this module's types, which a
+//! caller cannot misuse: memory lives as long as a plugin may touch it, and is not read or written
+//! while it does.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::{Cell, RefCell};
@@ -45,7 +46,8 @@ extern "C" fn evenkeel_bench_line(level: c_int, line: *const c_char) {
     log::line(level, line.to_string_lossy().trim_end());
 }
 
-/// The table of an initialized plugin. The library stays mapped until the process ends, as plugins may have threads.
+/// The table of an initialized plugin. The library stays mapped until the process ends, as plugins
+/// may have threads.
 struct Table {
     symbol: *const c_void,
     version: u32,
@@ -58,11 +60,12 @@ macro_rules! call {
     ($table:expr, $slot:ident: $([$($version:literal $layout:ty),+] $arguments:tt),+ $(,)?) => {
         match $table.version {
             $($($version => {
-                // SAFETY: the symbol was looked up under the name of this version's table, and the library stays mapped.
+                // SAFETY: the symbol was looked up under the name of this version's table, and the
+                // library stays mapped.
                 let slot = unsafe { &*$table.symbol.cast::<$layout>() }.$slot;
                 match slot {
-                    // SAFETY: the arguments are what NCCL's header asks for in this version; each caller says why
-                    // they are valid.
+                    // SAFETY: the arguments are what NCCL's header asks for in this version; each
+                    // caller says why they are valid.
                     Some(function) => check(stringify!($slot), unsafe { function $arguments }),
                     None => Err(format!("the plugin's table v{} has no {}", $table.version, stringify!($slot))),
                 }
@@ -109,7 +112,8 @@ impl Drop for Table {
     fn drop(&mut self) {
         let context = self.context;
         if !context.is_null() {
-            // The context is the one init gave; every object made from it holds this table, so none is left.
+            // The context is the one init gave; every object made from it holds this table, so none
+            // is left.
             let ended = call!(self, finalize: [11 NetV11, 12 NetV12](context));
             if let Err(error) = ended {
                 eprintln!("warning: {error}");
@@ -137,8 +141,9 @@ pub(crate) struct Plugin {
 }
 
 impl Plugin {
-    /// Loads the plugin that `spec` names as `NCCL_NET_PLUGIN` does (a path, a file name or the `NAME` of
-    /// `libnccl-net-NAME.so`; none: `libnccl-net.so`), with the newest table it has, or with version `api`.
+    /// Loads the plugin that `spec` names as `NCCL_NET_PLUGIN` does (a path, a file name or the
+    /// `NAME` of `libnccl-net-NAME.so`; none: `libnccl-net.so`), with the newest table it has, or
+    /// with version `api`.
     ///
     /// # Errors
     /// Says which files were tried, or which tables the library lacks, or what its init gave.
@@ -150,7 +155,8 @@ impl Plugin {
         };
         let mut problems = vec![];
         let library = candidates.iter().find_map(|file| {
-            // SAFETY: loading runs the library's constructors; the user chose the library, as one does for NCCL.
+            // SAFETY: loading runs the library's constructors; the user chose the library, as one
+            // does for NCCL.
             let loaded = unsafe { Library::new(OsStr::new(file)) };
             loaded.map_err(|error| problems.push(format!("{file}: {error}"))).ok()
         });
@@ -164,7 +170,8 @@ impl Plugin {
             VERSIONS.iter().copied().filter(|version| api.is_none_or(|api| api == *version));
         let found = tried.clone().find_map(|version| {
             let name = format!("ncclNetPlugin_v{version}");
-            // SAFETY: the symbol is used as an address only; what lies there is NCCL's table of this version.
+            // SAFETY: the symbol is used as an address only; what lies there is NCCL's table of
+            // this version.
             let symbol =
                 unsafe { library.get::<*const c_void>(name.as_bytes()).ok()?.try_as_raw_ptr()? };
             Some((version, symbol.cast_const()))
@@ -399,7 +406,8 @@ impl Comm {
             .ok_or_else(|| "this memory is not registered with this connection".to_owned())
     }
 
-    /// Posts a transfer between a part of a region and the peer; nothing if the plugin has no room for it now.
+    /// Posts a transfer between a part of a region and the peer; nothing if the plugin has no room
+    /// for it now.
     fn post(self: &Rc<Self>, region: &Region, part: Range<usize>) -> Result<Option<Request>> {
         let memory = &region.0;
         let mut registration = self.registration(memory)?;
@@ -411,8 +419,8 @@ impl Comm {
         let mut data: *mut c_void = unsafe { memory.start.as_ptr().add(part.start) }.cast();
         let (mut raw, mut tag, mut profile) = (ptr::null_mut(), 0, ptr::null_mut());
         let comm = self.raw;
-        // The claimed part stays untouched and allocated until the request is done or the connection closed; the places of irecv's
-        // arrays of one outlive the call.
+        // The claimed part stays untouched and allocated until the request is done or the
+        // connection closed; the places of irecv's arrays of one outlive the call.
         let posted = match self.direction {
             Direction::Send => call!(self.table, isend:
                 [6 NetV6, 7 NetV7, 8 NetV8](comm, data, small, tag, registration, &raw mut raw),
@@ -475,8 +483,8 @@ impl Connection {
     }
 }
 
-/// A transfer in flight. One that is dropped before it is done keeps its memory until the connection is closed, as the plugin
-/// may still use it.
+/// A transfer in flight. One that is dropped before it is done keeps its memory until the
+/// connection is closed, as the plugin may still use it.
 pub(crate) struct Request {
     comm: Rc<Comm>,
     raw: *mut c_void,
@@ -492,7 +500,8 @@ impl Request {
             return Err("this request is done and was tested again".to_owned());
         };
         let (raw, mut done, mut size) = (self.raw, 0, 0);
-        // The request is not done, so it is the plugin's; the connection is open, as this request holds it.
+        // The request is not done, so it is the plugin's; the connection is open, as this request
+        // holds it.
         call_any!(self.comm.table, test(raw, &raw mut done, &raw mut size))?;
         if done == 0 {
             return Ok(None);
@@ -565,8 +574,9 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if let Ok(layout) = Self::layout(self.size) {
-            // SAFETY: allocated with this layout, and nobody refers to it: a connection holds the memory that is registered
-            // with it, and so all that its requests use, until it is closed.
+            // SAFETY: allocated with this layout, and nobody refers to it: a connection holds the
+            // memory that is registered with it, and so all that its requests use, until it is
+            // closed.
             unsafe { dealloc(self.start.as_ptr(), layout) };
         }
     }
@@ -606,8 +616,8 @@ impl Region {
         }
         memory.open.set(open + 1);
         let _opened = Opened(&memory.open, open);
-        // SAFETY: inside the allocation, which was zeroed; nobody writes it before `with` ends: no plugin does, `claim`
-        // refuses receives and `write` refuses while `open` is above zero.
+        // SAFETY: inside the allocation, which was zeroed; nobody writes it before `with` ends: no
+        // plugin does, `claim` refuses receives and `write` refuses while `open` is above zero.
         Ok(with(unsafe {
             slice::from_raw_parts(memory.start.as_ptr().add(part.start), part.len())
         }))
@@ -626,8 +636,9 @@ impl Region {
         }
         memory.open.set(-1);
         let _opened = Opened(&memory.open, 0);
-        // SAFETY: inside the allocation, which was zeroed; nobody else reads or writes it before `with` ends: no plugin
-        // does, and `claim`, `read` and `write` refuse while `open` is below zero.
+        // SAFETY: inside the allocation, which was zeroed; nobody else reads or writes it before
+        // `with` ends: no plugin does, and `claim`, `read` and `write` refuse while `open` is below
+        // zero.
         Ok(with(unsafe {
             slice::from_raw_parts_mut(memory.start.as_ptr().add(part.start), part.len())
         }))

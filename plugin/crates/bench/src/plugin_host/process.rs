@@ -24,7 +24,8 @@ struct MallocInfo {
     _after: [usize; 2],
 }
 
-/// Bytes that are allocated in the C library's heaps, which Rust and plugins share. None before glibc 2.33.
+/// Bytes that are allocated in the C library's heaps, which Rust and plugins share. None before
+/// glibc 2.33.
 pub(crate) fn allocated_bytes() -> Option<u64> {
     let library = Library::this();
     // SAFETY: the C library's function of this name has this type.
@@ -47,8 +48,8 @@ pub(crate) fn give_back_free_memory() {
     }
 }
 
-/// Forks a child that keeps copies of all descriptors and memory, does nothing, and ends after this time. As a data loader
-/// that never executes a program. Returns its process id.
+/// Forks a child that keeps copies of all descriptors and memory, does nothing, and ends after this
+/// time. As a data loader that never executes a program. Returns its process id.
 ///
 /// # Errors
 /// When the system has no room for a process.

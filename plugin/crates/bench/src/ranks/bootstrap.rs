@@ -1,8 +1,9 @@
-//! Bootstrap of a run: a star of plain TCP connections around rank 0. The ranks join, gather small facts from each other,
-//! and agree on the cause of a failure.
+//! Bootstrap of a run: a star of plain TCP connections around rank 0. The ranks join, gather small
+//! facts from each other, and agree on the cause of a failure.
 //!
-//! Messages are JSON after a length of four bytes, big endian. Rank 0 decides which rank caused a failure: the one whose
-//! connection closed without a report. The other ranks report what they saw and wait for that verdict.
+//! Messages are JSON after a length of four bytes, big endian. Rank 0 decides which rank caused a
+//! failure: the one whose connection closed without a report. The other ranks report what they saw
+//! and wait for that verdict.
 //!
 //! This does not use Evenkeel's own collectives: a benchmark must not lean on what it measures.
 
@@ -32,7 +33,8 @@ const MAX_PENDING: usize = 64;
 const PROBE_IDLE: Duration = Duration::from_secs(5);
 const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 const PROBES: u32 = 3;
-/// After this time a machine that does not answer counts as unreachable: when the last probe is unanswered.
+/// After this time a machine that does not answer counts as unreachable: when the last probe is
+/// unanswered.
 const PEER_TIMEOUT: Duration = Duration::from_secs(11);
 /// Time that rank 0 waits, after a failure, for a connection to close.
 const VERDICT_GRACE: Duration = Duration::from_secs(1);
@@ -94,7 +96,8 @@ impl Connection {
         sockopt::set_tcp_keepidle(&stream, PROBE_IDLE)?;
         sockopt::set_tcp_keepintvl(&stream, PROBE_INTERVAL)?;
         sockopt::set_tcp_keepcnt(&stream, PROBES)?;
-        // While a message is unacknowledged the kernel sends no probes, and repeats the message for a quarter of an hour.
+        // While a message is unacknowledged the kernel sends no probes, and repeats the message for
+        // a quarter of an hour.
         sockopt::set_tcp_user_timeout(&stream, PEER_TIMEOUT.as_millis() as u32)?;
         let (opened, messages) = (Instant::now(), VecDeque::new());
         Ok(Self { stream, opened, inbox: vec![], messages, ended: false, unreachable: false })
@@ -192,7 +195,8 @@ impl World {
     /// Waits until all ranks are there.
     ///
     /// # Errors
-    /// Names the ranks that did not come, or says why rank 0 could not be reached or refused this one.
+    /// Names the ranks that did not come, or says why rank 0 could not be reached or refused this
+    /// one.
     pub(crate) fn join(config: RankConfig) -> Result<Self> {
         if config.rank == 0 { accept_ranks(config) } else { join_rank_0(&config) }
     }
@@ -343,7 +347,8 @@ impl World {
         received.unwrap_or_else(silent)
     }
 
-    /// Ends the run for all ranks because of what this one saw. Gives the verdict, the same on all ranks.
+    /// Ends the run for all ranks because of what this one saw. Gives the verdict, the same on all
+    /// ranks.
     pub(crate) fn fail(mut self, seen: String) -> String {
         if self.rank == 0 { self.decide_verdict(seen) } else { self.report_failure(seen) }
     }

@@ -16,7 +16,8 @@ const MAX_RANKS: usize = 128;
 /// How long the others may take to end by themselves once one failed.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Runs this program again as `ranks` ranks, with the same arguments. They end when this process does.
+/// Runs this program again as `ranks` ranks, with the same arguments. They end when this process
+/// does.
 ///
 /// # Errors
 /// Says why a rank could not be started.

@@ -1,6 +1,7 @@
-//! Waiting for a plugin as NCCL's progress thread does: polling, and yielding the processor in between. A wait has a
-//! timeout and checks the other ranks. After some time without progress it sleeps between polls, longer and longer: many
-//! ranks may share one machine's processors. [`Driver::Nccl`] never sleeps, as NCCL's thread.
+//! Waiting for a plugin as NCCL's progress thread does: polling, and yielding the processor in
+//! between. A wait has a timeout and checks the other ranks. After some time without progress it
+//! sleeps between polls, longer and longer: many ranks may share one machine's processors.
+//! [`Driver::Nccl`] never sleeps, as NCCL's thread.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,7 +16,8 @@ use crate::ranks::bootstrap::World;
 const POLLS_BEFORE_SLEEP: u32 = 100;
 /// The first sleep. The kernel adds its timers' slack, some 50 microseconds.
 const MIN_SLEEP: Duration = Duration::from_micros(20);
-/// A sleep is this fraction of the time without progress, which bounds by how much it prolongs a wait.
+/// A sleep is this fraction of the time without progress, which bounds by how much it prolongs a
+/// wait.
 const SLEEP_FRACTION: u32 = 32;
 /// Maximum sleep.
 const MAX_SLEEP: Duration = Duration::from_micros(500);
@@ -24,7 +26,8 @@ const POLLS_PER_CHECK: u32 = 1024;
 /// Maximum time between two checks, should single polls be slow.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How a thread asks for completions. It goes round all connections, and asks for the oldest request of each.
+/// How a thread asks for completions. It goes round all connections, and asks for the oldest
+/// request of each.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Driver {
@@ -66,7 +69,8 @@ impl Wait {
     /// There was no progress: yields, and from time to time checks whether to go on.
     ///
     /// # Errors
-    /// When another rank failed, or nothing happened for the world's timeout while waiting for `what`.
+    /// When another rank failed, or nothing happened for the world's timeout while waiting for
+    /// `what`.
     pub(crate) fn idle(&mut self, world: &mut World, what: impl FnOnce() -> String) -> Result<()> {
         self.idle += 1;
         if self.idle.is_multiple_of(POLLS_PER_CHECK) || self.since.is_none() {

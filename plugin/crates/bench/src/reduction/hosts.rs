@@ -41,8 +41,8 @@ pub(super) struct Host {
 #[derive(Clone, Debug)]
 enum Place {
     Here,
-    /// A program with arguments that takes a host's name, where one of them is or has `{}` or else after them, and a line of
-    /// shell.
+    /// A program with arguments that takes a host's name, where one of them is or has `{}` or else
+    /// after them, and a line of shell.
     There {
         rsh: Vec<String>,
         name: String,

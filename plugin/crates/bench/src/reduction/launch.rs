@@ -36,7 +36,8 @@ pub(super) struct Ended {
 }
 
 impl Launch<'_> {
-    /// Starts servers, if the run needs some, and ranks, and waits for their end. All of them end when this process does.
+    /// Starts servers, if the run needs some, and ranks, and waits for their end. All of them end
+    /// when this process does.
     ///
     /// # Errors
     /// Says what could not be started, or what does not end.

@@ -1,5 +1,6 @@
-//! `evenkeel-bench reduction`: all-reduces through reduction servers, a ring, or whatever another plugin's CollNet table
-//! leads to, every element checked, with the time of each step at the clients and at the servers.
+//! `evenkeel-bench reduction`: all-reduces through reduction servers, a ring, or whatever another
+//! plugin's CollNet table leads to, every element checked, with the time of each step at the
+//! clients and at the servers.
 
 mod hosts;
 mod launch;
@@ -91,7 +92,8 @@ pub(crate) struct Options {
     /// What reduces
     #[arg(long, value_enum, default_value_t = RunType::Servers, value_name = "TYPE")]
     run_type: RunType,
-    /// How each rank's one thread asks for completions. Ranks that share a machine's processors do best to sleep
+    /// How each rank's one thread asks for completions. Ranks that share a machine's processors do
+    /// best to sleep
     #[arg(long, value_enum, default_value_t = Driver::Sleep, value_name = "DRIVER")]
     driver: Driver,
     #[command(flatten)]
@@ -99,11 +101,13 @@ pub(crate) struct Options {
     /// Number of jobs at a time, each with all ranks, at the same servers
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64), value_name = "N")]
     jobs: u16,
-    /// Maximum number of servers that one operation is split over; operations rotate over the servers. Sets EVENKEEL_REDUCTION_SPLIT [default: all]
+    /// Maximum number of servers that one operation is split over; operations rotate over the
+    /// servers. Sets EVENKEEL_REDUCTION_SPLIT [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     split: Option<u16>,
-    /// NCCL's benchmark, for --run-type nccl: a program, with what starts it and its arguments before those added here.
-    /// Given --ranks N it drives N GPUs; the environment is its own, but for NCCL_COLLNET_ENABLE=0
+    /// NCCL's benchmark, for --run-type nccl: a program, with what starts it and its arguments
+    /// before those added here. Given --ranks N it drives N GPUs; the environment is its own, but
+    /// for NCCL_COLLNET_ENABLE=0
     #[arg(long, default_value = "all_reduce_perf", value_name = "COMMAND")]
     nccl_tests: String,
     /// Start this many reduction servers on this machine
@@ -121,7 +125,8 @@ pub(crate) struct Options {
     /// Start servers and ranks on the hosts of this YAML file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["spawn", "servers", "rank", "world_size", "master_addr"])]
     hosts: Option<PathBuf>,
-    /// What runs a line of shell on a host: it is given the host's name, in place of {} if that is there, and the line
+    /// What runs a line of shell on a host: it is given the host's name, in place of {} if that is
+    /// there, and the line
     #[arg(long, default_value = "ssh", value_name = "COMMAND", requires = "hosts")]
     rsh: String,
     /// This program on the hosts [default: where it is here]
@@ -139,13 +144,15 @@ pub(crate) struct Options {
     /// Measure nothing: statistics and drawing of a folder that --log-dir left
     #[arg(long, value_name = "DIR", conflicts_with_all = ["spawn", "hosts", "log_dir", "sweep"])]
     analyze: Option<PathBuf>,
-    /// Run with each of these values, and all combinations if there are several: of chunksize, depth, jobs, piece,
-    /// servers, server-threads, split, or of a variable in the environment of servers and ranks
+    /// Run with each of these values, and all combinations if there are several: of chunksize,
+    /// depth, jobs, piece, servers, server-threads, split, or of a variable in the environment of
+    /// servers and ranks
     #[arg(long, value_name = "NAME=VALUE,...")]
     sweep: Vec<Sweep>,
     #[command(flatten)]
     output: OutputOptions,
-    /// A rank that something else watches: its log goes to standard output, and it ends when its standard input does
+    /// A rank that something else watches: its log goes to standard output, and it ends when its
+    /// standard input does
     #[arg(long, hide = true)]
     watched: bool,
     #[command(flatten)]

@@ -72,7 +72,8 @@ impl Benchmark {
         }
     }
 
-    /// Its output, once it has ended with success. It is killed when it prints nothing for `timeout`.
+    /// Its output, once it has ended with success. It is killed when it prints nothing for
+    /// `timeout`.
     fn lines(mut self, timeout: Duration) -> Result<Vec<String>> {
         let errors = Text::of(self.process.0.stderr.take());
         let receiver = lines(self.process.0.stdout.take());

@@ -197,7 +197,8 @@ struct Rank<'a> {
 }
 
 impl Rank<'_> {
-    /// All reductions; gives the mean time and the processor time of those that are timed, and the number of wrong elements.
+    /// All reductions; gives the mean time and the processor time of those that are timed, and the
+    /// number of wrong elements.
     fn all(&mut self, world: &mut World, way: &mut Way<'_>) -> Result<(f64, f64, u64)> {
         let run = &self.options.run;
         for _ in 0..run.warmup {

@@ -1,5 +1,5 @@
-//! A drawing of when each piece was where, as SVG: a band for each server and each rank, in it a bar for each piece, and in
-//! that a colour for each step.
+//! A drawing of when each piece was where, as SVG: a band for each server and each rank, in it a
+//! bar for each piece, and in that a colour for each step.
 
 use super::timeline_log::{Logs, Span};
 use crate::error::Result;
@@ -27,7 +27,8 @@ const LEGEND: [(&str, &str); 3] = [("receive", RECEIVE), ("reduce", REDUCE), ("s
 /// A piece: its steps and their colours.
 type Bar = Vec<(Span, &'static str)>;
 
-/// Draws a stretch of a run, given in milliseconds after its begin; without one, a reduction in the middle.
+/// Draws a stretch of a run, given in milliseconds after its begin; without one, a reduction in the
+/// middle.
 ///
 /// # Errors
 /// When nothing happened then, or too much to be drawn.
@@ -160,7 +161,8 @@ fn svg(bands: &[(String, Vec<Vec<Bar>>)], start: f64, [from, to]: Span) -> Strin
         ));
         for (row, bars) in rows.iter().enumerate() {
             let y = top + BAR * row as f64;
-            // One path for each colour, and a rectangle in it for each step: far shorter than an element for each step.
+            // One path for each colour, and a rectangle in it for each step: far shorter than an
+            // element for each step.
             for (_, colour) in LEGEND {
                 let mut path = String::new();
                 for ([begin, end], of) in bars.iter().flatten() {
@@ -200,7 +202,8 @@ mod tests {
         for part in ["server 0", "rank 0", "rank 1", RECEIVE, REDUCE, SEND, ">ms<", "</svg>"] {
             assert!(svg.contains(part), "no {part} in\n{svg}");
         }
-        // Two pieces of three steps at the server, and two of two at each rank; each step is a rectangle in a path.
+        // Two pieces of three steps at the server, and two of two at each rank; each step is a
+        // rectangle in a path.
         let paths = svg.lines().filter(|line| line.starts_with("<path "));
         assert_eq!(paths.map(|path| path.matches('M').count()).sum::<usize>(), 6 + 8, "{svg}");
         assert_eq!(svg.matches("height=\"10\" fill=").count(), LEGEND.len());

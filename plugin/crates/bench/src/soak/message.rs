@@ -1,4 +1,5 @@
-//! The messages of a connection: which lengths they have and what is in them, by the seed, so that both ends know.
+//! The messages of a connection: which lengths they have and what is in them, by the seed, so that
+//! both ends know.
 
 use evenkeel_testkit::TestRng;
 
@@ -23,7 +24,8 @@ impl Messages {
         TestRng::new(self.seed.wrapping_add(number))
     }
 
-    /// The length of the message with this number: most are short, and some are around the limits of protocols.
+    /// The length of the message with this number: most are short, and some are around the limits
+    /// of protocols.
     pub(super) fn length(self, number: u64) -> usize {
         let mut rng = self.rng(number);
         match rng.below(8) {

@@ -1,5 +1,6 @@
-//! `evenkeel-bench soak`: many connections between several processes for a long time, while flows are reset, processes are
-//! killed and forked, and the network changes. Every byte is checked, and what the processes hold at the end.
+//! `evenkeel-bench soak`: many connections between several processes for a long time, while flows
+//! are reset, processes are killed and forked, and the network changes. Every byte is checked, and
+//! what the processes hold at the end.
 
 mod ledger;
 mod message;

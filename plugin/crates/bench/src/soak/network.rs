@@ -1,5 +1,5 @@
-//! What happens to the network of a soak: its rate, its state, and its connections. The network is the loopback of a network
-//! namespace of its own.
+//! What happens to the network of a soak: its rate, its state, and its connections. The network is
+//! the loopback of a network namespace of its own.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -10,7 +10,8 @@ use evenkeel_testkit::TestRng;
 
 use crate::error::Result;
 
-/// Maximum time in which nothing comes through. A connection that its owner has closed delivers for longer.
+/// Maximum time in which nothing comes through. A connection that its owner has closed delivers for
+/// longer.
 const MAX_OUTAGE: Duration = Duration::from_millis(1500);
 /// Maximum number of flows that are reset at once.
 const MAX_RESETS: u64 = 8;

@@ -11,7 +11,8 @@ use crate::counters::Counters;
 use crate::error::Result;
 use crate::ranks::child::{Started, this_program};
 
-/// What a process may hold more at the end. The allocator keeps some free memory that it cannot give back.
+/// What a process may hold more at the end. The allocator keeps some free memory that it cannot
+/// give back.
 const MAX_RESIDENT_GROWTH_KIB: u64 = 16 << 10;
 /// Live allocations: tables of the plugin that grow with the number of connections keep their size.
 const MAX_ALLOCATED_GROWTH_KIB: u64 = 512;

@@ -15,7 +15,8 @@ use crate::error::Result;
 
 /// How long a process may take for what it is told, beyond the faults.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Part of the time after which all connections are closed, and what the processes hold is compared.
+/// Part of the time after which all connections are closed, and what the processes hold is
+/// compared.
 const CHECKS: u32 = 6;
 const MIN_PERIOD: Duration = Duration::from_secs(8);
 const MAX_PERIOD: Duration = Duration::from_secs(180);

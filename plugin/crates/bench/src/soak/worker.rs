@@ -1,5 +1,6 @@
-//! A process of a soak: it has ends of many connections, sends and receives on all of them, and checks every byte. It is told
-//! what to do on standard input, a line each, and reports on standard output.
+//! A process of a soak: it has ends of many connections, sends and receives on all of them, and
+//! checks every byte. It is told what to do on standard input, a line each, and reports on standard
+//! output.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -28,10 +29,12 @@ const MAX_PAUSE_MS: u64 = 60;
 /// Without anything to do, ends are polled this often.
 const IDLE: Duration = Duration::from_millis(1);
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
-/// What a process holds counts once it has not changed this many times in a row, with a pause in between.
+/// What a process holds counts once it has not changed this many times in a row, with a pause in
+/// between.
 const CALM: usize = 25;
 const CALM_PAUSE: Duration = Duration::from_millis(20);
-/// How long to wait for that, and for what it held the first time: closed connections deliver for a while.
+/// How long to wait for that, and for what it held the first time: closed connections deliver for a
+/// while.
 const MAX_CALM_TIME: Duration = Duration::from_secs(30);
 
 /// One end of a connection.
@@ -188,7 +191,8 @@ impl Worker {
         self.children.retain(runs);
     }
 
-    /// Reports what the process holds once that does not change any more and is no more than the first time, or after a while.
+    /// Reports what the process holds once that does not change any more and is no more than the
+    /// first time, or after a while.
     fn report_usage(&mut self) -> Result<()> {
         let since = Instant::now();
         let usage = || {

@@ -147,7 +147,8 @@ fn plain(options: &Options) -> Result<String> {
     Ok(text)
 }
 
-/// A network of the page: what it is, what was measured (Mb/s and microseconds), and the speed that its devices report (Mb/s).
+/// A network of the page: what it is, what was measured (Mb/s and microseconds), and the speed that
+/// its devices report (Mb/s).
 struct Shown {
     title: &'static str,
     bandwidth: u32,

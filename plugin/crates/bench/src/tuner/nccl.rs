@@ -1,8 +1,9 @@
-//! NCCL's own choice, for comparison: its model of times, for an all-reduce between nodes of one GPU over a network without
-//! GPUDirect.
+//! NCCL's own choice, for comparison: its model of times, for an all-reduce between nodes of one
+//! GPU over a network without GPUDirect.
 //!
-//! Source: `src/graph/tuning.cc` and the speeds of `src/graph/search.cc` of NCCL 2.30.7, for an Ampere GPU on an Intel host.
-//! Written from their numbers and formulas. LL128 is left out: NCCL does not use it there.
+//! Source: `src/graph/tuning.cc` and the speeds of `src/graph/search.cc` of NCCL 2.30.7, for an
+//! Ampere GPU on an Intel host. Written from their numbers and formulas. LL128 is left out: NCCL
+//! does not use it there.
 
 use evenkeel_tuner::{Algorithm, IGNORED, Protocol};
 
@@ -25,7 +26,8 @@ const SPEEDS: [f64; 19] = [
 const LL_LIMITS: [f64; 2] = [39.0, 20.4];
 /// `perChMaxTreeBws` of two nodes and of more, GB/s.
 const TREE_LIMITS: [f64; 2] = [23.6, 17.8];
-/// `hwLatencies` of the network with a tree, which count for nodes of one GPU: LL and Simple, microseconds.
+/// `hwLatencies` of the network with a tree, which count for nodes of one GPU: LL and Simple,
+/// microseconds.
 const HOP: [f64; 2] = [5.0, 14.0];
 /// How far trees are from the model by size, from 64 bytes in powers of two: LL and Simple.
 const TREE_CORRECTION: [[f64; 23]; 2] = [
@@ -40,8 +42,9 @@ const TREE_CORRECTION: [[f64; 23]; 2] = [
 ];
 
 impl Model {
-    /// The bandwidth of all channels that NCCL makes, GB/s: as many of one of its speeds as the device can carry. From the
-    /// first speed that fits, the search goes down to half of it at most.
+    /// The bandwidth of all channels that NCCL makes, GB/s: as many of one of its speeds as the
+    /// device can carry. From the first speed that fits, the search goes down to half of it at
+    /// most.
     fn channels(&self) -> f64 {
         let (mut best, mut all) = (0.0, 0.0);
         for speed in SPEEDS {
@@ -68,7 +71,8 @@ impl Model {
         let more = usize::from(self.nodes > 2);
         let length = bytes as f64;
         let inter = self.channels();
-        // The search lets what is inside a node have twice the network's speed. It counts for CollNet, and between two nodes.
+        // The search lets what is inside a node have twice the network's speed. It counts for
+        // CollNet, and between two nodes.
         let intra = 2.0 * inter;
         let (latency, bandwidth) = match pair.0 {
             Some(Algorithm::Ring) => {

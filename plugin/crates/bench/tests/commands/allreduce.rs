@@ -61,7 +61,8 @@ fn allreduce_json_matches_the_table() {
     assert_eq!(report["rows"][1]["in_place"]["wrong"], 0);
     assert!(report["ranks"][0]["network"]["devices"].as_u64().unwrap() >= 1);
     assert!(report["latency_us"].as_f64().unwrap() > 0.0);
-    // In each operation on two ranks, each sends half of the buffer twice: 2 warm-up, 2 timed and 1 checked, both ways.
+    // In each operation on two ranks, each sends half of the buffer twice: 2 warm-up, 2 timed and 1
+    // checked, both ways.
     assert_eq!(report["sent_bytes"], 5 * 2 * (1024 + 4096));
 }
 

@@ -1,4 +1,5 @@
-//! `evenkeel-bench collective`: real processes, all stores and transports, results checked, a rank lost.
+//! `evenkeel-bench collective`: real processes, all stores and transports, results checked, a rank
+//! lost.
 
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -272,7 +273,8 @@ fn collective_flag_errors_are_one_line() {
     }
 }
 
-/// Killed: its process is gone. Stopped: it is there and does nothing. All others name it, in less than the timeout.
+/// Killed: its process is gone. Stopped: it is there and does nothing. All others name it, in less
+/// than the timeout.
 #[test]
 fn collective_lost_rank_is_named_by_every_other() {
     for transport in ["tcp", "shm"] {

@@ -37,7 +37,8 @@ fn cut_link_rank_is_named_by_every_other() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
-/// What a rank has sent is on its way, so that the kernel probes nothing, and nobody waits for the network to be measured.
+/// What a rank has sent is on its way, so that the kernel probes nothing, and nobody waits for the
+/// network to be measured.
 #[test]
 fn ranks_cut_off_from_rank_0_end() {
     let (near, far) = two_hosts();

@@ -1,4 +1,5 @@
-//! Hosts in network namespaces of the test's own. Needs root, as the rest of the tests on real networks do.
+//! Hosts in network namespaces of the test's own. Needs root, as the rest of the tests on real
+//! networks do.
 
 use std::process::{Command, Stdio};
 

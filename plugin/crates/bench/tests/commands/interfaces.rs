@@ -1,5 +1,5 @@
-//! Several network cards as one device, in a network namespace of the test's own. Needs root, as the rest of the tests on
-//! real networks do.
+//! Several network cards as one device, in a network namespace of the test's own. Needs root, as
+//! the rest of the tests on real networks do.
 
 use std::process::{Command, Stdio};
 use std::thread;
@@ -36,7 +36,8 @@ until ip -o link show e0 | grep -q LOWER_UP; do :; done
 exec \"$@\"
 ";
 
-/// One card, whose cable is plugged in once a process waits for that: it listens to the kernel's news of interfaces.
+/// One card, whose cable is plugged in once a process waits for that: it listens to the kernel's
+/// news of interfaces.
 const CARD_WITH_LATE_CARRIER: &str = "
 set -e
 ip link add e0 type veth peer name p0
@@ -62,7 +63,8 @@ ip link set lo up
 exec \"$@\"
 ";
 
-/// What Docker, libvirt and CNIs make: bridges to containers, and an overlay. All hosts have the same addresses there.
+/// What Docker, libvirt and CNIs make: bridges to containers, and an overlay. All hosts have the
+/// same addresses there.
 const INSIDE_A_HOST: &str = "
 for at in 1 2; do
   ip link add br-$at type bridge
@@ -182,7 +184,8 @@ fn named_bridge_that_leads_to_no_peer_is_left_with_a_warning() {
     }
 }
 
-/// Hosts whose router leads to an address on their loopback interface. Their cards have link-local addresses only.
+/// Hosts whose router leads to an address on their loopback interface. Their cards have link-local
+/// addresses only.
 #[test]
 fn routed_hosts_use_their_address_on_the_loopback_interface() {
     let (one, other, router) = (Host::new(), Host::new(), Host::new());

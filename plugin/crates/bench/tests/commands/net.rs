@@ -36,7 +36,8 @@ fn net_ping_pong() {
     assert_eq!(report["rows"][2]["wrong"], 0);
 }
 
-/// Plain sockets move a message only while its own request is asked for; 8 MiB do not fit into a socket's buffers.
+/// Plain sockets move a message only while its own request is asked for; 8 MiB do not fit into a
+/// socket's buffers.
 #[test]
 fn net_ping_pong_asks_for_both_requests() {
     let report = report("net --ping-pong --plain-sockets 1 -b 8M -e 8M -n 5 --timeout 20");

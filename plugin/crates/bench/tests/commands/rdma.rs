@@ -1,5 +1,5 @@
-//! The commands over RDMA, in the RDMA lab, whose two ports are joined by a link. There is no other network to fall back to:
-//! a peer that cannot use RDMA is refused.
+//! The commands over RDMA, in the RDMA lab, whose two ports are joined by a link. There is no other
+//! network to fall back to: a peer that cannot use RDMA is refused.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -212,7 +212,8 @@ fn reduction_split_limits_servers_per_operation() {
     built();
     let how = "--servers 3 --chunksize 256K --split 1 --server-threads 1 --piece 1M";
     let json = report(&format!("{SMALL} {how}"));
-    // Two reductions of four operations, each whole at one of the servers; the checked one may be counted as well.
+    // Two reductions of four operations, each whole at one of the servers; the checked one may be
+    // counted as well.
     assert_eq!(
         (json["clients"]["wrong"].as_u64(), json["clients"]["send"]["len"].as_u64()),
         (Some(0), Some(16))

@@ -1,4 +1,5 @@
-//! `evenkeel-bench soak`, for a short time. Needs root, as the rest of the tests on real networks do.
+//! `evenkeel-bench soak`, for a short time. Needs root, as the rest of the tests on real networks
+//! do.
 
 use crate::process::{plugin, run};
 

@@ -1,9 +1,10 @@
 //! Authentication: peers prove to each other that they have the same job key, without revealing it.
 //!
-//! After a [`crate::Hello`] with this method, the listener sends a challenge: fresh random bytes of its own and a proof
-//! that it has the key. The connector checks it and answers with its own proof. Both proofs cover the whole hello, which has
-//! the connector's random bytes and the identity of the connection, and the challenge's random bytes. A recorded exchange is
-//! therefore useless on any other flow. Proofs are HMAC-SHA-256 (RFC 2104, FIPS 198-1), compared in constant time.
+//! After a [`crate::Hello`] with this method, the listener sends a challenge: fresh random bytes of
+//! its own and a proof that it has the key. The connector checks it and answers with its own proof.
+//! Both proofs cover the whole hello, which has the connector's random bytes and the identity of
+//! the connection, and the challenge's random bytes. A recorded exchange is therefore useless on
+//! any other flow. Proofs are HMAC-SHA-256 (RFC 2104, FIPS 198-1), compared in constant time.
 
 use std::fmt;
 
@@ -51,7 +52,8 @@ impl JobKey {
         Some(Self(key))
     }
 
-    /// The tag of a datagram, which shows that a process of the job has sent it. It may be repeated by anybody.
+    /// The tag of a datagram, which shows that a process of the job has sent it. It may be repeated
+    /// by anybody.
     pub fn tag(&self, datagram: &[u8]) -> [u8; TAG_BYTES] {
         let proof = self.of_datagram(datagram).finalize().into_bytes();
         let mut tag = [0; TAG_BYTES];
@@ -106,7 +108,8 @@ impl JobKey {
         self.mac(CONNECTOR, hello, &challenge[RANDOM]).verify_slice(proof).is_ok()
     }
 
-    /// A secret for another purpose, which reveals nothing about the key (HKDF-Expand of RFC 5869, one block).
+    /// A secret for another purpose, which reveals nothing about the key (HKDF-Expand of RFC 5869,
+    /// one block).
     pub fn derive(&self, purpose: &str) -> [u8; 32] {
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("a key of 32 bytes");
         mac.update(purpose.as_bytes());
@@ -124,7 +127,8 @@ impl JobKey {
     }
 }
 
-/// Whether the listener's answer, of which at least 8 bytes are there, is a challenge and not a welcome.
+/// Whether the listener's answer, of which at least 8 bytes are there, is a challenge and not a
+/// welcome.
 pub fn is_challenge(answer: &[u8]) -> bool {
     answer.starts_with(&MAGIC)
 }

@@ -1,4 +1,5 @@
-//! What an encrypted connection begins with, in clear, so that a peer without encryption can say so.
+//! What an encrypted connection begins with, in clear, so that a peer without encryption can say
+//! so.
 
 use super::hello::{HandshakeError, PROTOCOL_VERSION, check_version};
 
@@ -7,8 +8,8 @@ pub const ENCRYPTED_BYTES: usize = 16;
 
 const MAGIC: [u8; 8] = *b"EVKL-TLS";
 
-/// The announcement that a TLS handshake follows, and the hello within its session. A listener without encryption answers it
-/// with a [`crate::Welcome`] in clear, which refuses.
+/// The announcement that a TLS handshake follows, and the hello within its session. A listener
+/// without encryption answers it with a [`crate::Welcome`] in clear, which refuses.
 #[derive(Clone, Copy, Debug)]
 pub struct Encrypted;
 

@@ -23,7 +23,8 @@ const AUTH_NONE: u16 = 0;
 /// Authentication method with a job key: both prove that they have the same [`crate::JobKey`].
 const AUTH_JOB_KEY: u16 = 1;
 
-/// Sixteen random bytes chosen by a listener. A peer that knows them was given the listener's handle.
+/// Sixteen random bytes chosen by a listener. A peer that knows them was given the listener's
+/// handle.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Nonce(pub [u8; 16]);
 
@@ -100,12 +101,12 @@ pub enum HandshakeError {
 
 /// What a listener publishes: its addresses, and the nonce that its peers must present.
 ///
-/// Layout: magic 8, version u16, number of addresses u8, zero u8, port u16, zero u16, nonce 16 bytes, then four times 16
-/// bytes: an IPv6 address, or an IPv4 address mapped to one, or zeros.
+/// Layout: magic 8, version u16, number of addresses u8, zero u8, port u16, zero u16, nonce 16
+/// bytes, then four times 16 bytes: an IPv6 address, or an IPv4 address mapped to one, or zeros.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Handle {
-    /// Addresses of all the listener's interfaces, 1 to [`MAX_ADDRESSES`]. IPv6 scope ids are not carried, because they mean
-    /// nothing on another host.
+    /// Addresses of all the listener's interfaces, 1 to [`MAX_ADDRESSES`]. IPv6 scope ids are not
+    /// carried, because they mean nothing on another host.
     pub addresses: Vec<IpAddr>,
     /// The port, the same at all addresses.
     pub port: u16,
@@ -114,7 +115,8 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// The bytes that the peer must be given out of band. Addresses beyond [`MAX_ADDRESSES`] are left out.
+    /// The bytes that the peer must be given out of band. Addresses beyond [`MAX_ADDRESSES`] are
+    /// left out.
     pub fn encode(&self) -> [u8; HANDLE_BYTES] {
         let mut out = [0; HANDLE_BYTES];
         out[0..8].copy_from_slice(&HANDLE_MAGIC);
@@ -154,9 +156,10 @@ impl Handle {
 
 /// First bytes of every flow, from the connector.
 ///
-/// Layout: magic 8, version u16, authentication u16, flows u16, checksums u8 (0 or 1), RDMA u8 (0 or 1), nonce 16 bytes,
-/// connection 16 bytes, flow u32, random 12 bytes (zeros without a job key). Authentication is 0 without a job key; with one
-/// it is 1, and proofs follow the hello before the welcome.
+/// Layout: magic 8, version u16, authentication u16, flows u16, checksums u8 (0 or 1), RDMA u8 (0
+/// or 1), nonce 16 bytes, connection 16 bytes, flow u32, random 12 bytes (zeros without a job key).
+/// Authentication is 0 without a job key; with one it is 1, and proofs follow the hello before the
+/// welcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The listener's nonce, from its handle.
@@ -170,9 +173,9 @@ pub struct Hello {
     pub flows: u16,
     /// Whether frames are sealed and payloads checked.
     pub checksum: bool,
-    /// Whether this is no flow but the control connection of a connection over RDMA. The first one is numbered 0; its
-    /// replacements have numbers that none had before. The number of flows is then that of the connection's queue pairs,
-    /// 1 to [`crate::MAX_QUEUE_PAIRS`].
+    /// Whether this is no flow but the control connection of a connection over RDMA. The first one
+    /// is numbered 0; its replacements have numbers that none had before. The number of flows is
+    /// then that of the connection's queue pairs, 1 to [`crate::MAX_QUEUE_PAIRS`].
     pub rdma: bool,
     /// With a job key: fresh random bytes, which limit the listener's proof to this flow.
     pub random: Option<[u8; 12]>,
@@ -214,8 +217,8 @@ impl Hello {
         Ok(Nonce(array(bytes, 16)))
     }
 
-    /// Reads a hello for the listener with this nonce. `has_key` and `checksum`: whether the listener has a job key, and
-    /// whether it has checksums on.
+    /// Reads a hello for the listener with this nonce. `has_key` and `checksum`: whether the
+    /// listener has a job key, and whether it has checksums on.
     ///
     /// # Errors
     /// [`HandshakeError`] when the sender is not a peer of that listener.
@@ -326,7 +329,8 @@ impl Welcome {
         received.iter().zip(WELCOME_MAGIC).all(|(got, want)| *got == want)
     }
 
-    /// Why the other side refuses, or is no listener of this version; `None` if it accepts, whatever the connection.
+    /// Why the other side refuses, or is no listener of this version; `None` if it accepts,
+    /// whatever the connection.
     pub fn refusal(bytes: &[u8; WELCOME_BYTES]) -> Option<HandshakeError> {
         Self::check(bytes, ConnectionId(array(bytes, 16))).err()
     }

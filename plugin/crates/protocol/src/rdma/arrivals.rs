@@ -1,22 +1,24 @@
-//! Which messages have been received over RDMA. Each is counted exactly once, whatever queue pair carries its parts and in
-//! whatever order.
+//! Which messages have been received over RDMA. Each is counted exactly once, whatever queue pair
+//! carries its parts and in whatever order.
 //!
-//! A part is announced by a number of 32 bits, the immediate data: which message, which part of it, and whether it is the
-//! last one.
+//! A part is announced by a number of 32 bits, the immediate data: which message, which part of it,
+//! and whether it is the last one.
 
 use std::collections::VecDeque;
 
 /// Maximum number of messages from the oldest incomplete one to the newest one that may be sent.
 pub const WINDOW: u64 = 64;
-/// Message numbers are sent modulo this. It is twice [`WINDOW`], so that repeated parts of old messages differ from new ones.
+/// Message numbers are sent modulo this. It is twice [`WINDOW`], so that repeated parts of old
+/// messages differ from new ones.
 const NUMBER_MODULUS: u64 = 128;
 /// Maximum number of parts of a message.
 pub const MAX_PARTS: u32 = 1 << 23;
 
 /// The immediate data of a part.
 ///
-/// Layout: the highest bit marks the last part, the next one a whole small message in the receiver's eager ring. Then follow
-/// seven bits of the message's number, and 23 of the part's, or of the place in the ring.
+/// Layout: the highest bit marks the last part, the next one a whole small message in the
+/// receiver's eager ring. Then follow seven bits of the message's number, and 23 of the part's, or
+/// of the place in the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Immediate {
     /// The message's number modulo [`NUMBER_MODULUS`].
@@ -33,8 +35,8 @@ impl Immediate {
         Self { message: (message % NUMBER_MODULUS) as u32, index, last, eager: false }
     }
 
-    /// A whole message, written to this place of the eager ring. The receiver does not know places: it reports which messages
-    /// have left the ring.
+    /// A whole message, written to this place of the eager ring. The receiver does not know places:
+    /// it reports which messages have left the ring.
     ///
     /// # Panics
     /// When the place is not below [`MAX_PARTS`].
@@ -105,7 +107,8 @@ pub struct Arrivals<T> {
 
 #[derive(Debug)]
 struct Message<T> {
-    /// Bytes of the posted buffer and its value; none before it is posted, and none once the message is complete.
+    /// Bytes of the posted buffer and its value; none before it is posted, and none once the
+    /// message is complete.
     posted: Option<(u64, T)>,
     /// Its length and its place, if it is in the eager ring.
     eager: Option<(u64, u32)>,
@@ -216,8 +219,8 @@ impl<T> Arrivals<T> {
         self.messages.iter_mut().for_each(|message| message.posted = None);
     }
 
-    /// Posts a buffer of `capacity` bytes for the next message. Returns its number, and the message if it has already been
-    /// received.
+    /// Posts a buffer of `capacity` bytes for the next message. Returns its number, and the message
+    /// if it has already been received.
     ///
     /// # Errors
     /// When the message that has been received is longer.

@@ -1,17 +1,22 @@
-//! Control messages: what peers over RDMA send on the connection's only TCP connection, the control connection.
+//! Control messages: what peers over RDMA send on the connection's only TCP connection, the control
+//! connection.
 //!
-//! They set up the queue pairs, at the start and again when one has failed. The connector, which sends the messages, offers
-//! a queue pair. The listener connects one of its own with it and answers with that. The connector connects its own as well,
-//! and reports that it is ready. An offer that replaces a queue pair lists the parts of messages that were sent there and
-//! not acknowledged. The listener first makes sure that nothing more arrives over the old queue pair, and then answers which
-//! of the parts it has. Those are not sent again, and the others cannot arrive twice.
+//! They set up the queue pairs, at the start and again when one has failed. The connector, which
+//! sends the messages, offers a queue pair. The listener connects one of its own with it and
+//! answers with that. The connector connects its own as well, and reports that it is ready. An
+//! offer that replaces a queue pair lists the parts of messages that were sent there and not
+//! acknowledged. The listener first makes sure that nothing more arrives over the old queue pair,
+//! and then answers which of the parts it has. Those are not sent again, and the others cannot
+//! arrive twice.
 //!
-//! Each side may use several ports. The queue pair of index `i` is between the ports of index `i` modulo their number on each
-//! side. Where a side cannot have a queue pair, it sends the number 0 in its place, and the queue pair is offered again later.
+//! Each side may use several ports. The queue pair of index `i` is between the ports of index `i`
+//! modulo their number on each side. Where a side cannot have a queue pair, it sends the number 0
+//! in its place, and the queue pair is offered again later.
 //!
-//! When the path of the control connection fails, the connector opens another one, from or to another address. Both sides
-//! then send their ports again, and the connector offers all queue pairs again. Messages that do not depend on the ports are replayed if the peer has not received them
-//! ([`crate::ReplayBuffer`]).
+//! When the path of the control connection fails, the connector opens another one, from or to
+//! another address. Both sides then send their ports again, and the connector offers all queue
+//! pairs again. Messages that do not depend on the ports are replayed if the peer has not received
+//! them ([`crate::ReplayBuffer`]).
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -23,7 +28,8 @@ use crate::limits::{MAX_ADDRESSES, MAX_QUEUE_PAIRS};
 pub const MAX_PORTS: usize = MAX_ADDRESSES;
 /// Maximum number of parts of messages that a queue pair has in flight.
 pub const MAX_PARTS_IN_FLIGHT: usize = 64;
-/// Length of a message's header: kind u8, index of the queue pair u8, length of the body u16, zero u32.
+/// Length of a message's header: kind u8, index of the queue pair u8, length of the body u16, zero
+/// u32.
 const HEADER: usize = 8;
 const PART: usize = 12;
 const PORT: usize = 34;
@@ -33,13 +39,15 @@ const ADDRESS: usize = 16;
 /// A control message. The first field of those about a queue pair is its index in the connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlMessage {
-    /// The sender's ports, 1 to [`MAX_PORTS`], and the memory to write to. It is each side's first message on a connection's
-    /// first control connection, and the second one on others. From the connector also the number of the listener's ports
-    /// for whose keys its memory has room in each credit, 1 to [`MAX_PORTS`]; 1 from the listener.
+    /// The sender's ports, 1 to [`MAX_PORTS`], and the memory to write to. It is each side's first
+    /// message on a connection's first control connection, and the second one on others. From the
+    /// connector also the number of the listener's ports for whose keys its memory has room in each
+    /// credit, 1 to [`MAX_PORTS`]; 1 from the listener.
     Ports(u8, Vec<PortInfo>),
     /// The connector has a new queue pair. These parts may not have been received over the old one.
     Offer(u8, QueuePairInfo, Vec<MessagePart>),
-    /// The listener has one too. It has received the parts whose bit is set; the lowest bit is for the first part.
+    /// The listener has one too. It has received the parts whose bit is set; the lowest bit is for
+    /// the first part.
     Answer(u8, QueuePairInfo, u64),
     /// The connector's queue pair is connected: the listener may use it.
     Ready(u8),
@@ -49,18 +57,19 @@ pub enum ControlMessage {
     CreditRequest(u64, u64),
     /// The connection is closed. The connector has sent all messages below this number.
     Close(u64),
-    /// From the connector, before its first message: the messages' tag. As [`crate::Frame::Tag`], but 0 is sent too.
+    /// From the connector, before its first message: the messages' tag. As [`crate::Frame::Tag`],
+    /// but 0 is sent too.
     Tag(i32),
     /// From the listener, as [`crate::Frame::TagsDifferFrom`]. Credits carry the buffers' tags.
     TagsDifferFrom(u64),
-    /// From the connector, as [`crate::Frame::SameTagBelow`]. It has the lengths in bytes of the messages from the
-    /// listener's number on; 0 for those that are in the listener's eager ring.
+    /// From the connector, as [`crate::Frame::SameTagBelow`]. It has the lengths in bytes of the
+    /// messages from the listener's number on; 0 for those that are in the listener's eager ring.
     SameTagBelow(u64, Vec<u32>),
-    /// The addresses of this side's other ports, to which the connection can fail over; 1 to [`MAX_ADDRESSES`]. Not sent
-    /// where there is none.
+    /// The addresses of this side's other ports, to which the connection can fail over; 1 to
+    /// [`MAX_ADDRESSES`]. Not sent where there is none.
     AlternateAddresses(Vec<IpAddr>),
-    /// The number of replayed messages received, from the connection's first one on. It is each side's first message on a
-    /// control connection that replaces another.
+    /// The number of replayed messages received, from the connection's first one on. It is each
+    /// side's first message on a control connection that replaces another.
     Ack(u64),
 }
 
@@ -124,7 +133,8 @@ pub struct ControlMessageError {
 }
 
 impl ControlMessage {
-    /// Whether the message is valid on any control connection and between any ports, and is therefore replayed.
+    /// Whether the message is valid on any control connection and between any ports, and is
+    /// therefore replayed.
     pub fn is_replayed(&self) -> bool {
         match self {
             Self::CreditRequest(..)
@@ -142,8 +152,9 @@ impl ControlMessage {
         }
     }
 
-    /// The bytes to send. Ports beyond [`MAX_PORTS`], parts of an offer beyond [`MAX_PARTS_IN_FLIGHT`], lengths beyond
-    /// [`WINDOW`] and addresses beyond [`MAX_ADDRESSES`] are left out.
+    /// The bytes to send. Ports beyond [`MAX_PORTS`], parts of an offer beyond
+    /// [`MAX_PARTS_IN_FLIGHT`], lengths beyond [`WINDOW`] and addresses beyond [`MAX_ADDRESSES`]
+    /// are left out.
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Vec::new();
         let (kind, index) = match self {

@@ -1,5 +1,5 @@
-//! Control messages that survive a change of the control connection: those that the peer may not have received are sent
-//! again on the next one.
+//! Control messages that survive a change of the control connection: those that the peer may not
+//! have received are sent again on the next one.
 
 use std::collections::VecDeque;
 
@@ -8,8 +8,8 @@ use super::control::ControlMessage;
 /// Messages received before they are acknowledged. The peer keeps not many more.
 const ACK_INTERVAL: u64 = 8;
 
-/// The messages of one side that are valid on any control connection ([`ControlMessage::is_replayed`]), and the number of
-/// such messages received from the peer.
+/// The messages of one side that are valid on any control connection
+/// ([`ControlMessage::is_replayed`]), and the number of such messages received from the peer.
 #[derive(Debug, Default)]
 pub struct ReplayBuffer {
     /// Messages that the peer may not have received, encoded, oldest first.
@@ -22,8 +22,8 @@ pub struct ReplayBuffer {
 }
 
 impl ReplayBuffer {
-    /// Adds a message. It must be sent as well, unless the control connection is new and the peer has not yet acknowledged
-    /// what it has received.
+    /// Adds a message. It must be sent as well, unless the control connection is new and the peer
+    /// has not yet acknowledged what it has received.
     pub fn push(&mut self, encoded: Vec<u8>) {
         self.unacked.push_back(encoded);
     }
@@ -76,7 +76,8 @@ mod tests {
     }
 
     proptest! {
-        /// One side sends numbers. Control connections end at any point, and lose what was sent on them and not read.
+        /// One side sends numbers. Control connections end at any point, and lose what was sent on
+        /// them and not read.
         #[test]
         fn replay_delivers_each_message_once_and_in_order(
             mut steps in proptest::collection::vec((0u8..4, 0usize..20), 1..60),

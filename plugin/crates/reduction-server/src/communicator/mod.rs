@@ -1,7 +1,8 @@
 //! One communicator at the server: which thread handles its connections, and when.
 //!
-//! A notification of a connection sets the flag of its rank, and makes one thread handle all connections with a flag: the
-//! transport's thread that brought the bytes if the lock is free, else one of the pool. Large pieces are reduced by the pool.
+//! A notification of a connection sets the flag of its rank, and makes one thread handle all
+//! connections with a flag: the transport's thread that brought the bytes if the lock is free, else
+//! one of the pool. Large pieces are reduced by the pool.
 
 mod piece_window;
 mod rank_connection;
@@ -171,8 +172,8 @@ impl Communicator {
         }
     }
 
-    /// As [`Communicator::drive`], on a thread of the transport, which has other connections' bytes to move: what takes long
-    /// is left to the pool.
+    /// As [`Communicator::drive`], on a thread of the transport, which has other connections' bytes
+    /// to move: what takes long is left to the pool.
     fn drive_on_transport(self: Arc<Self>) {
         let mut large = Vec::new();
         let to_pool = match self.state.try_lock() {

@@ -1,8 +1,9 @@
-//! The open pieces of one communicator: which parts have arrived, which pieces are complete, and which results are due to
-//! which rank. No sockets, no memory, no clocks.
+//! The open pieces of one communicator: which parts have arrived, which pieces are complete, and
+//! which results are due to which rank. No sockets, no memory, no clocks.
 //!
-//! Every rank sends its parts of the same pieces in the same order, at its own speed. A piece is open from its first part
-//! until its result is sent to all ranks. Each open piece has a slot, of a type that the caller chooses.
+//! Every rank sends its parts of the same pieces in the same order, at its own speed. A piece is
+//! open from its first part until its result is sent to all ranks. Each open piece has a slot, of a
+//! type that the caller chooses.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -221,8 +222,8 @@ mod tests {
         Piece { sequence, offset: 0, total: 64, length: 64, kind, op }
     }
 
-    /// Parts, reductions and sends end at random times. Every rank receives every result once and in order, the number of open
-    /// pieces stays within the maximum, and all slots are returned.
+    /// Parts, reductions and sends end at random times. Every rank receives every result once and
+    /// in order, the number of open pieces stays within the maximum, and all slots are returned.
     #[test]
     fn piece_window_delivers_results_in_order() {
         for seed in 0..300 {

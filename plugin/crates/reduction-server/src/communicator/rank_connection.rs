@@ -80,7 +80,8 @@ impl RankConnection {
         Ok(Some(Part { number, block, length }))
     }
 
-    /// Receives the next header, unless the last one still waits. `piece_bytes` is the maximum size of a part.
+    /// Receives the next header, unless the last one still waits. `piece_bytes` is the maximum size
+    /// of a part.
     pub(super) fn poll_header(&mut self, piece_bytes: usize) -> Result<Header, String> {
         if self.waiting.is_some() {
             return Ok(Header::None);
@@ -112,8 +113,8 @@ impl RankConnection {
         self.waiting.as_ref().map(|(piece, _)| *piece)
     }
 
-    /// Receives the part of the waiting header into `block`, and then the next header. Returns the part if it was in the same
-    /// message as its header.
+    /// Receives the part of the waiting header into `block`, and then the next header. Returns the
+    /// part if it was in the same message as its header.
     pub(super) fn receive_part(
         &mut self,
         number: u64,

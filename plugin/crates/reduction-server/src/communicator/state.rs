@@ -18,8 +18,8 @@ use crate::metrics::JobMetrics;
 use crate::timeline::PieceTimes;
 use crate::upstream::{Upstream, UpstreamResult, upstream_bytes};
 
-/// Maximum size of all parts of a piece that the thread which received the last one reduces itself: waking another thread
-/// takes longer.
+/// Maximum size of all parts of a piece that the thread which received the last one reduces itself:
+/// waking another thread takes longer.
 const INLINE_REDUCTION_BYTES: usize = 64 << 10;
 
 /// The state of a communicator.
@@ -140,7 +140,8 @@ impl State {
         Ok(())
     }
 
-    /// Handles all connections with news, and reduces small complete pieces. Adds large ones to `large`.
+    /// Handles all connections with news, and reduces small complete pieces. Adds large ones to
+    /// `large`.
     pub(super) fn process(&mut self, large: &mut Vec<u64>) {
         let mut complete = Vec::new();
         loop {
@@ -201,7 +202,8 @@ impl State {
         }
     }
 
-    /// The steps of [`State::poll_rank`], repeated as long as a header was received or a part was placed.
+    /// The steps of [`State::poll_rank`], repeated as long as a header was received or a part was
+    /// placed.
     fn progress_rank(&mut self, rank: usize, complete: &mut Vec<u64>) -> Result<bool, String> {
         let mut others = false;
         loop {
@@ -455,7 +457,8 @@ impl State {
         }
     }
 
-    /// Whether the upstream servers need no connections any more: they have read why the communicator failed, or it has not.
+    /// Whether the upstream servers need no connections any more: they have read why the
+    /// communicator failed, or it has not.
     pub(super) fn is_reported(&mut self) -> bool {
         if self.failed.is_some() {
             self.poll_upstream();
@@ -468,8 +471,9 @@ impl State {
         !self.joined.contains(&true)
     }
 
-    /// Whether all ranks have joined and left. A rank may leave before the last one joins: that one belongs to the same
-    /// communicator, and must not find it gone. After a failure, the upstream servers must have read why.
+    /// Whether all ranks have joined and left. A rank may leave before the last one joins: that one
+    /// belongs to the same communicator, and must not find it gone. After a failure, the upstream
+    /// servers must have read why.
     pub(super) fn is_over(&self) -> bool {
         let all_left = self.ranks.iter().all(Option::is_none);
         let is_done = match self.failed {
@@ -489,7 +493,8 @@ impl State {
         self.slots.trim();
     }
 
-    /// Detects what sends no notification: upstream servers that do not respond, and ranks that do not join.
+    /// Detects what sends no notification: upstream servers that do not respond, and ranks that do
+    /// not join.
     pub(super) fn check_timeouts(&mut self, now: Instant) {
         self.poll_upstream();
         let timeout = 2 * self.context.timeout;

@@ -13,15 +13,16 @@ use evenkeel_transport::sync::lock;
 use crate::key::CommunicatorKey;
 use crate::limits::ENDED_RETENTION;
 
-/// Maximum number of communicators that are joining at a time, each in a thread of its own. Others wait.
+/// Maximum number of communicators that are joining at a time, each in a thread of its own. Others
+/// wait.
 const MAX_JOINING: usize = 64;
 
 /// The upstream servers of this server.
 pub(crate) struct UpstreamServers {
     transport: Arc<Transport>,
     servers: Vec<String>,
-    /// How long a server may not respond. Joining may take half of that: ranks wait for the whole, and are to receive the
-    /// reason of a failure.
+    /// How long a server may not respond. Joining may take half of that: ranks wait for the whole,
+    /// and are to receive the reason of a failure.
     timeout: Duration,
     joins: Mutex<HashMap<CommunicatorKey, Join>>,
 }
@@ -49,8 +50,8 @@ impl UpstreamServers {
         self.servers.is_empty()
     }
 
-    /// Joins the upstream servers for the communicator of a rank that connected over this device. Returns the connections
-    /// once, and `None` before they are open.
+    /// Joins the upstream servers for the communicator of a rank that connected over this device.
+    /// Returns the connections once, and `None` before they are open.
     ///
     /// # Errors
     /// Why the communicator cannot join.

@@ -61,7 +61,8 @@ struct InFlight {
     /// `None` once it has arrived.
     head_in: Option<PendingRecv>,
     body_in: Option<PendingRecv>,
-    /// The result once it has arrived. Before that, memory for a result that arrives in the same message as its header.
+    /// The result once it has arrived. Before that, memory for a result that arrives in the same
+    /// message as its header.
     result: Option<Block>,
 }
 
@@ -164,8 +165,9 @@ impl UpstreamLink {
         self.over |= Packet::Failed(why.to_owned()).send_last(&self.up).is_none();
     }
 
-    /// Receives the server's answer to the report of a failure: its own report. The server finds the leaf lost if the
-    /// connections close before it has read the report, so they stay open until it has. Returns true once it has, or is lost.
+    /// Receives the server's answer to the report of a failure: its own report. The server finds
+    /// the leaf lost if the connections close before it has read the report, so they stay open
+    /// until it has. Returns true once it has, or is lost.
     pub(super) fn poll_answer(&mut self) -> bool {
         if !self.over {
             self.over = self.receive_answer().unwrap_or(true);

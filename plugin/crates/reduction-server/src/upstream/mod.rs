@@ -1,5 +1,5 @@
-//! A communicator's upstream servers. The sum of its ranks' parts is sent there as a rank's part is, and comes back reduced
-//! over all leaves.
+//! A communicator's upstream servers. The sum of its ranks' parts is sent there as a rank's part
+//! is, and comes back reduced over all leaves.
 
 mod join;
 mod link;
@@ -71,7 +71,8 @@ impl Upstream {
         self.links.iter_mut().for_each(|link| link.report_failure(why));
     }
 
-    /// Receives the servers' answers to the report of a failure. Returns true once each has read it, or is lost.
+    /// Receives the servers' answers to the report of a failure. Returns true once each has read
+    /// it, or is lost.
     pub(crate) fn poll_answers(&mut self) -> bool {
         // All are asked: each has to receive its answer.
         let mut have_all = true;

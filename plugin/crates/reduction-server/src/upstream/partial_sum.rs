@@ -1,7 +1,7 @@
 //! The sum of a leaf's parts, as it is sent upstream.
 //!
-//! Sums and products of narrow floats travel in float32, so that they are rounded once and not at each level. A piece that
-//! is wider in float32 travels in several fragments.
+//! Sums and products of narrow floats travel in float32, so that they are rounded once and not at
+//! each level. A piece that is wider in float32 travels in several fragments.
 
 use evenkeel_reduction::protocol::Piece;
 use evenkeel_reduction_kernels::{partial_type, reduce_in_place, reduce_partial, round_partial};
@@ -46,8 +46,8 @@ pub(super) fn fragments(piece: &Piece, piece_bytes: usize) -> Vec<Piece> {
 }
 
 impl PartialSum {
-    /// Reduces a leaf's parts, in their order, to fragments of at most `piece_bytes`. Takes the memory it needs from `parts`
-    /// and `spare`.
+    /// Reduces a leaf's parts, in their order, to fragments of at most `piece_bytes`. Takes the
+    /// memory it needs from `parts` and `spare`.
     ///
     /// # Errors
     /// A defect of this program.
@@ -133,7 +133,8 @@ mod tests {
         }
     }
 
-    /// Where the order of additions does not matter, the sum of two leaves' sums is what one server with all parts computes.
+    /// Where the order of additions does not matter, the sum of two leaves' sums is what one server
+    /// with all parts computes.
     #[test]
     fn sum_of_leaves_is_that_of_one_server() {
         const PIECE_BYTES: usize = 1024;

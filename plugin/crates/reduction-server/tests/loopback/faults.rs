@@ -197,7 +197,8 @@ fn join_waits_for_a_late_server_and_names_a_missing_one() {
     });
 }
 
-/// A server that is loaded, or that many ranks join at once, accepts connections in its kernel before it answers them.
+/// A server that is loaded, or that many ranks join at once, accepts connections in its kernel
+/// before it answers them.
 #[test]
 fn join_waits_for_a_server_that_listens_and_is_slow_to_answer() {
     let slow = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -144,7 +144,8 @@ pub(crate) fn begin<'a>(
 ) -> Result<Running<'a>, ClientError> {
     let data = data.to_vec();
     let mut result = vec![0xee; data.len()];
-    // SAFETY: both live until `finish` has seen the operation's end; dropping `Running` before that leaks them (below).
+    // SAFETY: both live until `finish` has seen the operation's end; dropping `Running` before that
+    // leaks them (below).
     let (from, to) = unsafe {
         (
             SendBuffer::new(data.as_ptr(), data.len()),

@@ -1,4 +1,5 @@
-//! Servers and clients over loopback, as threads of one process; the program itself as another process.
+//! Servers and clients over loopback, as threads of one process; the program itself as another
+//! process.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 

@@ -93,7 +93,8 @@ impl Drop for Program {
     }
 }
 
-/// Number of threads of a process with this name, once all but the first have names of their own, which each sets after it began.
+/// Number of threads of a process with this name, once all but the first have names of their own,
+/// which each sets after it began.
 fn threads(of: &Child, name: &str) -> usize {
     let deadline = Instant::now() + TIMEOUT;
     let folder = format!("/proc/{}", of.id());

@@ -26,8 +26,8 @@ const REDUCTIONS: [(DataType, Op); 6] = [
     (DataType::Int32, Op::Max),
 ];
 
-/// Data whose sum depends on the order of additions: float32 cannot hold the sum of a large and a small number, and large
-/// numbers often cancel out.
+/// Data whose sum depends on the order of additions: float32 cannot hold the sum of a large and a
+/// small number, and large numbers often cancel out.
 fn sensitive(seed: u64, kind: DataType, bytes: usize) -> Vec<u8> {
     let [large, small] = match kind {
         DataType::Float16 => [0x7800u16, 0x0004],

@@ -1,4 +1,5 @@
-//! Trees: leaves that reduce their own ranks' vectors, and upstream servers that reduce the sums of the leaves.
+//! Trees: leaves that reduce their own ranks' vectors, and upstream servers that reduce the sums of
+//! the leaves.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -41,7 +42,8 @@ fn expected_of_tree(kind: DataType, op: Op, all: &[Vec<u8>]) -> Vec<u8> {
     rounded
 }
 
-/// All ranks reduce vectors of all types and ops. Returns the results, which are the same at all ranks.
+/// All ranks reduce vectors of all types and ops. Returns the results, which are the same at all
+/// ranks.
 fn results(leaves: &[Vec<Server>; 2]) -> Vec<Vec<u8>> {
     let lists = leaves.each_ref().map(|servers| names(servers));
     let members = members_with(&LEAF_OF.map(|leaf| &lists[leaf][..]), "tree");

@@ -1,7 +1,7 @@
 //! Joins a communicator at all its servers.
 //!
-//! For each server: its name is resolved and a connection is opened, on which the client sends who it is. The server connects
-//! back, and answers on that connection whether the client may join.
+//! For each server: its name is resolved and a connection is opened, on which the client sends who
+//! it is. The server connects back, and answers on that connection whether the client may join.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,16 +18,19 @@ use super::resolver::Resolver;
 use crate::error::ClientError;
 use crate::protocol::{MESSAGE_BYTES, Member, Packet};
 
-/// How long to wait before the servers are polled first; doubled for each further poll, up to the maximum.
+/// How long to wait before the servers are polled first; doubled for each further poll, up to the
+/// maximum.
 const MIN_POLL_INTERVAL: Duration = Duration::from_micros(100);
 const MAX_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// How long to wait before the next attempt at a server.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
-/// How long nobody may listen at a server's address. Its process may be about to start, but the caller has other ways to
-/// reduce and does not wait longer. A server whose name has no address yet, and one whose host has accepted the connection
-/// but whose process is slow to answer, because it is loaded or many ranks join at once, are waited for until the timeout.
+/// How long nobody may listen at a server's address. Its process may be about to start, but the
+/// caller has other ways to reduce and does not wait longer. A server whose name has no address
+/// yet, and one whose host has accepted the connection but whose process is slow to answer, because
+/// it is loaded or many ranks join at once, are waited for until the timeout.
 const REACH_TIMEOUT: Duration = Duration::from_secs(3);
-/// Range of the window, in pieces, that a client accepts from a server: two messages each on a connection that takes 32.
+/// Range of the window, in pieces, that a client accepts from a server: two messages each on a
+/// connection that takes 32.
 const WINDOW: (u32, u32) = (1, 15);
 
 /// A server that was joined.
@@ -84,8 +87,8 @@ pub fn join(
 ) -> Result<Vec<JoinedServer>, ClientError> {
     let start = Instant::now();
     let resolver = Resolver::start(servers);
-    // A rank's flows use as many paths whether they go to one host or to several, and each flow has its cost: pieces are
-    // delivered in order, so a piece on a slow flow delays those on others.
+    // A rank's flows use as many paths whether they go to one host or to several, and each flow has
+    // its cost: pieces are delivered in order, so a piece on a slow flow delays those on others.
     let flows = (transport.settings().flows() / servers.len().max(1)).max(1);
     let mut attempts: Vec<Attempt> = servers
         .iter()

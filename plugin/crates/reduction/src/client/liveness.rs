@@ -93,8 +93,8 @@ mod tests {
         thread::spawn(move || {
             for mut stream in other.incoming().map_while(Result::ok) {
                 counted.fetch_add(1, Ordering::SeqCst);
-                // The peer may have closed the connection. What it sent is read, so that closing does not reset the
-                // connection before the answer is delivered.
+                // The peer may have closed the connection. What it sent is read, so that closing
+                // does not reset the connection before the answer is delivered.
                 let _ = stream.read_exact(&mut [0; 64]);
                 let _ = stream.write_all(&[b'x'; 64]);
                 let _ = stream.read(&mut [0; 64]);

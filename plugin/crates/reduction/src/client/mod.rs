@@ -1,8 +1,8 @@
 //! One rank of a communicator at its reduction servers.
 //!
-//! An operation's vector is split into one range per server, and each range into pieces. A piece is sent to its server, and
-//! the reduced piece is received straight into the caller's memory. Many pieces are in flight at a time, of one operation or
-//! of several.
+//! An operation's vector is split into one range per server, and each range into pieces. A piece is
+//! sent to its server, and the reduced piece is received straight into the caller's memory. Many
+//! pieces are in flight at a time, of one operation or of several.
 
 mod dialer;
 mod join;
@@ -40,7 +40,8 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Ticket(u64);
 
-/// A rank at its servers. Dropping it leaves them at once, whatever is in flight; no buffer is touched afterwards.
+/// A rank at its servers. Dropping it leaves them at once, whatever is in flight; no buffer is
+/// touched afterwards.
 pub struct Client {
     state: Mutex<State>,
 }
@@ -59,8 +60,9 @@ struct State {
 }
 
 impl Client {
-    /// Joins a communicator at all servers of the settings, over a device. Blocks until all have answered, at most for the
-    /// timeout. A server that cannot be reached is retried for 3 seconds; one that refuses is not.
+    /// Joins a communicator at all servers of the settings, over a device. Blocks until all have
+    /// answered, at most for the timeout. A server that cannot be reached is retried for 3 seconds;
+    /// one that refuses is not.
     ///
     /// # Errors
     /// Names the servers that could not be reached, or the first one that refused.
@@ -88,9 +90,10 @@ impl Client {
         Ok(Self { state: Mutex::new(state) })
     }
 
-    /// Begins an all-reduce of the vector at `from`. The result is written to `to`, which has the same length and does not
-    /// overlap it. All ranks must begin the same operations in the same order. Returns `None` when too many operations are
-    /// outstanding: try again later. Never blocks.
+    /// Begins an all-reduce of the vector at `from`. The result is written to `to`, which has the
+    /// same length and does not overlap it. All ranks must begin the same operations in the same
+    /// order. Returns `None` when too many operations are outstanding: try again later. Never
+    /// blocks.
     ///
     /// # Errors
     /// When the buffers do not fit, and when a server or rank was lost before.
@@ -161,7 +164,8 @@ impl State {
         if self.reporting.is_none() {
             let Err((server, error)) = self.progress_links(now) else { return Ok(()) };
             drop(self.links.remove(server));
-            // The other servers report the reason to the other ranks, which otherwise only see that this one is gone.
+            // The other servers report the reason to the other ranks, which otherwise only see that
+            // this one is gone.
             self.links.iter_mut().for_each(|link| link.report_failure(&error));
             self.reporting = Some((error, now));
         }

@@ -39,7 +39,8 @@ impl Resolver {
         }
         let (known, stop) = (Arc::clone(&resolver.known), Arc::clone(&resolver.stop));
         let work = move || {
-            // Repeatedly: the name of a server that has not started does not exist yet, and its address may change.
+            // Repeatedly: the name of a server that has not started does not exist yet, and its
+            // address may change.
             while !stop.load(Ordering::Relaxed) {
                 for (index, server) in &unknown {
                     let answer = server.to_socket_addrs().map(Iterator::collect);

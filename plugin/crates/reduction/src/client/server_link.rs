@@ -101,7 +101,8 @@ impl ServerLink {
         self.ranges.push_back(range);
     }
 
-    /// Sends and receives what is possible now. Calls `done` with the operation of each range that is complete.
+    /// Sends and receives what is possible now. Calls `done` with the operation of each range that
+    /// is complete.
     ///
     /// # Errors
     /// When the server is lost or reports a failure.
@@ -149,8 +150,8 @@ impl ServerLink {
         }
     }
 
-    /// Accounts for a piece that is sent and whose result has arrived, when `count` pieces were in flight. Returns the
-    /// operation if it was the last piece of its range.
+    /// Accounts for a piece that is sent and whose result has arrived, when `count` pieces were in
+    /// flight. Returns the operation if it was the last piece of its range.
     fn complete(&mut self, mut completed: InFlight, count: usize) -> Option<u64> {
         let now = Instant::now();
         self.window.completed(now - completed.begun, count);

@@ -1,5 +1,5 @@
-//! Which server reduces which range of a vector. The answer is the same on all ranks: it depends only on values that all
-//! ranks have in common.
+//! Which server reduces which range of a vector. The answer is the same on all ranks: it depends
+//! only on values that all ranks have in common.
 
 use std::ops;
 
@@ -8,8 +8,8 @@ const MIN_RANGE_BYTES: usize = 32 << 10;
 /// Ranges begin at multiples of this, which is a whole number of elements of every type.
 const ALIGN: usize = 128;
 
-/// The ranges of an operation's vector of `total` bytes, each with its server. Where there are fewer ranges than servers, since
-/// the vector is small or `max_servers` is, servers take turns.
+/// The ranges of an operation's vector of `total` bytes, each with its server. Where there are
+/// fewer ranges than servers, since the vector is small or `max_servers` is, servers take turns.
 pub(super) fn ranges(
     sequence: u64,
     total: usize,

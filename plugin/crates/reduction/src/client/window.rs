@@ -1,7 +1,8 @@
 //! Bounds the number of pieces that a rank has in flight to a server.
 //!
-//! A piece waits at its server until every rank's part has arrived. So what a rank sends ahead of the others does not finish
-//! sooner, and small operations queue behind it. As many pieces as come back in [`TARGET_DELAY`] keep the links busy.
+//! A piece waits at its server until every rank's part has arrived. So what a rank sends ahead of
+//! the others does not finish sooner, and small operations queue behind it. As many pieces as come
+//! back in [`TARGET_DELAY`] keep the links busy.
 
 use std::time::Duration;
 
@@ -31,7 +32,8 @@ impl Window {
         self.size.round() as usize
     }
 
-    /// A piece has come back after this round trip, when `in_flight` pieces were in flight, itself included.
+    /// A piece has come back after this round trip, when `in_flight` pieces were in flight, itself
+    /// included.
     pub(super) fn completed(&mut self, round_trip: Duration, in_flight: usize) {
         // Pieces in flight are throughput times round trip (Little's law).
         let target =
@@ -45,7 +47,8 @@ impl Window {
 mod tests {
     use super::*;
 
-    /// The window that is reached where the server returns a piece in each `interval`, and not sooner than after `latency`.
+    /// The window that is reached where the server returns a piece in each `interval`, and not
+    /// sooner than after `latency`.
     fn converged(interval: Duration, latency: Duration) -> usize {
         let mut window = Window::new(12);
         for _ in 0..100 {

@@ -11,8 +11,8 @@ pub const MAX_RANKS: u32 = 4096;
 /// Maximum length of a job's name, in bytes.
 pub(super) const MAX_JOB_BYTES: usize = 63;
 
-/// Which rank of which communicator a client is. In a tree of servers, a leaf joins its upstream servers as a rank does: it
-/// sends the sum of its ranks' vectors.
+/// Which rank of which communicator a client is. In a tree of servers, a leaf joins its upstream
+/// servers as a rank does: it sends the sum of its ranks' vectors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
     /// Random bytes that identify the communicator; only its ranks know them.
@@ -32,8 +32,9 @@ pub struct Member {
 }
 
 impl Member {
-    /// The member as the server with this index in its list knows it. Each server reduces other parts of the vectors, and all
-    /// may have the same upstream server: the unique id tells their communicators apart.
+    /// The member as the server with this index in its list knows it. Each server reduces other
+    /// parts of the vectors, and all may have the same upstream server: the unique id tells their
+    /// communicators apart.
     pub fn at_server(&self, index: usize) -> Self {
         let unique_id = u128::from_le_bytes(self.unique_id).rotate_left(16) ^ index as u128;
         Self { unique_id: unique_id.to_le_bytes(), ..self.clone() }

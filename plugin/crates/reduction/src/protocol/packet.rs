@@ -10,8 +10,8 @@ use super::message_size::{HEADER_BYTES, MESSAGE_BYTES};
 use super::piece::Piece;
 use crate::tree_position::TreePosition;
 
-/// The nonce in the handle of every server's listener. Its address is configured, so the nonce is no secret: only a job key
-/// keeps other clients out.
+/// The nonce in the handle of every server's listener. Its address is configured, so the nonce is
+/// no secret: only a job key keeps other clients out.
 pub const NONCE: Nonce = Nonce(*b"evenkeel-reduce\x01");
 
 /// Version of this protocol. Peers of different versions reject each other.
@@ -64,7 +64,8 @@ pub enum Packet {
 }
 
 impl Packet {
-    /// Writes the message without payload to the front of `into`, which must hold [`MESSAGE_BYTES`]. Returns its length.
+    /// Writes the message without payload to the front of `into`, which must hold
+    /// [`MESSAGE_BYTES`]. Returns its length.
     pub fn encode(&self, into: &mut [u8]) -> usize {
         into[..HEADER_BYTES].fill(0);
         into[..8].copy_from_slice(&MAGIC);
@@ -153,7 +154,8 @@ impl Packet {
         connection.send_block(&Arc::new(block), length).ok().flatten()
     }
 
-    /// Sends a last message, unless the connection has failed: then nobody misses it, and a warning would mislead.
+    /// Sends a last message, unless the connection has failed: then nobody misses it, and a warning
+    /// would mislead.
     pub fn send_last(&self, connection: &SendConnection) -> Option<PendingSend> {
         if connection.has_failed() { None } else { self.send(connection) }
     }
@@ -170,7 +172,8 @@ impl Packet {
     }
 }
 
-/// A failure's text. Control characters become spaces: the text is part of log lines, and must not begin another one.
+/// A failure's text. Control characters become spaces: the text is part of log lines, and must not
+/// begin another one.
 fn text(bytes: &[u8]) -> String {
     let bytes = &bytes[..bytes.len().min(MAX_TEXT_BYTES)];
     String::from_utf8_lossy(bytes).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()

@@ -25,8 +25,9 @@ use crate::telemetry::waits::{WaitTimes, Waits};
 /// Maximum number of bytes that a worker moves on one flow before it serves others.
 pub(crate) const WORKER_QUANTUM: u64 = 1 << 20;
 
-/// Minimum retransmission timeout beyond the usual round trip. With this value peers on Linux acknowledge in less time,
-/// even when they delay acknowledgements. Otherwise they take up to 0.04 s, and a short message may be sent twice.
+/// Minimum retransmission timeout beyond the usual round trip. With this value peers on Linux
+/// acknowledge in less time, even when they delay acknowledgements. Otherwise they take up to 0.04
+/// s, and a short message may be sent twice.
 const MIN_RETRANSMIT_TIME: Duration = Duration::from_millis(20);
 
 /// Maximum number of flows whose bytes are logged when a connection is closed.
@@ -160,7 +161,8 @@ impl Base {
         }
     }
 
-    /// Whether the caller waits for what it has requested. [`Base::set_outstanding`] follows, with the connection's lock.
+    /// Whether the caller waits for what it has requested. [`Base::set_outstanding`] follows, with
+    /// the connection's lock.
     pub(crate) fn set_awaited(&self, is_awaited: bool) {
         self.awaited.store(is_awaited, Ordering::Relaxed);
     }
@@ -223,8 +225,9 @@ impl Base {
         Some(error.clone().mark_logged())
     }
 
-    /// Fails the connection, unless it has failed already. Returns whether this call was the first. With requests in flight
-    /// the failure is logged at once. Without, it matters only if another request is made.
+    /// Fails the connection, unless it has failed already. Returns whether this call was the first.
+    /// With requests in flight the failure is logged at once. Without, it matters only if another
+    /// request is made.
     pub(crate) fn fail(&self, kind: ErrorKind, what: &str, in_flight: &InFlight) -> bool {
         let message = format!(
             "{} {} failed: {what}; {} requests and {} bytes in flight; device {}{}",
@@ -326,7 +329,8 @@ impl Base {
         if self.context.settings.checksum { frame.seal(0) } else { frame.encode() }
     }
 
-    /// Decodes a frame and the checksum of its payload, 0 without checksums. Counts frames that do not match theirs.
+    /// Decodes a frame and the checksum of its payload, 0 without checksums. Counts frames that do
+    /// not match theirs.
     pub(crate) fn decode(&self, bytes: &[u8; FRAME_BYTES]) -> Result<(Frame, u32), FrameError> {
         if !self.context.settings.checksum {
             return Frame::decode(bytes).map(|frame| (frame, 0));
@@ -353,15 +357,17 @@ impl Drop for Base {
 pub(crate) fn configure_socket(socket: &Socket, context: &Context) -> io::Result<()> {
     sys::keep_from_children(socket);
     socket.set_tcp_nodelay(true)?;
-    // Without it a slow flow takes more chunks than it should. Sandboxes like gVisor may refuse the option.
+    // Without it a slow flow takes more chunks than it should. Sandboxes like gVisor may refuse the
+    // option.
     let _ = sys::set_unsent_limit(socket, context.settings.chunk_bytes as u32);
-    // A message waits for its last chunk, and all flows wait for the message. With the kernel's default the wait is long
-    // when a new flow loses all its outstanding bytes in full queues. The other flows stop and the queues drain. Then the
-    // answer to the kernel's probe arrives faster than any before, and counts as one to the lost segments (RFC 8985, 6.2).
-    // Older kernels still wait for 0.2 s.
+    // A message waits for its last chunk, and all flows wait for the message. With the kernel's
+    // default the wait is long when a new flow loses all its outstanding bytes in full queues. The
+    // other flows stop and the queues drain. Then the answer to the kernel's probe arrives faster
+    // than any before, and counts as one to the lost segments (RFC 8985, 6.2). Older kernels still
+    // wait for 0.2 s.
     let _ = sys::set_min_retransmit_time(socket, MIN_RETRANSMIT_TIME);
-    // Detects a dead host behind an idle flow. `sys::path_info` detects one behind a busy flow. The first probe is sent
-    // after half the timeout; four probes share the other half.
+    // Detects a dead host behind an idle flow. `sys::path_info` detects one behind a busy flow. The
+    // first probe is sent after half the timeout; four probes share the other half.
     let timeout = context.settings.peer_timeout;
     let keepalive = TcpKeepalive::new()
         .with_time((timeout / 2).max(Duration::from_secs(1)))

@@ -1,4 +1,5 @@
-//! Messages in owned memory, without unsafe code. The message owns the memory until it is done, then gives it back.
+//! Messages in owned memory, without unsafe code. The message owns the memory until it is done,
+//! then gives it back.
 
 use std::sync::Arc;
 
@@ -15,15 +16,16 @@ pub struct PendingRecv {
     block: Option<Block>,
 }
 
-/// A message that is being sent from a block, which may be shared. Dropping it does not cancel the message.
+/// A message that is being sent from a block, which may be shared. Dropping it does not cancel the
+/// message.
 pub struct PendingSend {
     request: Request,
     block: Option<Arc<Block>>,
 }
 
 impl RecvConnection {
-    /// Posts the first `length` bytes of a block for the next message. Returns the block when the maximum number of
-    /// requests is outstanding.
+    /// Posts the first `length` bytes of a block for the next message. Returns the block when the
+    /// maximum number of requests is outstanding.
     ///
     /// # Errors
     /// The connection's failure.
@@ -47,7 +49,8 @@ impl RecvConnection {
 }
 
 impl SendConnection {
-    /// Starts to send the first `length` bytes of a block. `None` when the maximum number of requests is outstanding.
+    /// Starts to send the first `length` bytes of a block. `None` when the maximum number of
+    /// requests is outstanding.
     ///
     /// # Errors
     /// As [`SendConnection::send`].
@@ -68,8 +71,8 @@ impl SendConnection {
 }
 
 impl PendingRecv {
-    /// The block and the length of the message once it is received. `None` before that, and after it was returned. Polls
-    /// with [`Request::test`] if `progress`, else with [`Request::peek`].
+    /// The block and the length of the message once it is received. `None` before that, and after
+    /// it was returned. Polls with [`Request::test`] if `progress`, else with [`Request::peek`].
     ///
     /// # Errors
     /// The connection's failure.
@@ -89,7 +92,8 @@ impl Drop for PendingRecv {
 }
 
 impl PendingSend {
-    /// Whether the message is sent. Polls with [`Request::test`] if `progress`, else with [`Request::peek`].
+    /// Whether the message is sent. Polls with [`Request::test`] if `progress`, else with
+    /// [`Request::peek`].
     ///
     /// # Errors
     /// The connection's failure.

@@ -18,11 +18,13 @@ pub struct TaggedBuffer<'a> {
     pub buffer: RecvBuffer,
     /// Its tag.
     pub tag: i32,
-    /// The registration of the buffer's memory, if the caller has it. Without it, the region is searched for.
+    /// The registration of the buffer's memory, if the caller has it. Without it, the region is
+    /// searched for.
     pub registration: Option<&'a MrHandle>,
 }
 
-/// Receives messages from one peer, in the order in which they are sent. With tags, the order holds per tag.
+/// Receives messages from one peer, in the order in which they are sent. With tags, the order holds
+/// per tag.
 ///
 /// Dropping it closes it at once, even with requests in flight. No buffer is accessed afterwards.
 pub struct RecvConnection {
@@ -68,8 +70,8 @@ impl RecvConnection {
         Self { receiver, _acceptor: acceptor, _runtime: runtime }
     }
 
-    /// Posts a buffer for the next message. `None` when [`MAX_REQUESTS`](crate::MAX_REQUESTS) are outstanding: retry later.
-    /// Never blocks.
+    /// Posts a buffer for the next message. `None` when [`MAX_REQUESTS`](crate::MAX_REQUESTS) are
+    /// outstanding: retry later. Never blocks.
     ///
     /// # Errors
     /// The connection's failure.
@@ -77,15 +79,16 @@ impl RecvConnection {
         Arc::clone(&self.receiver).recv(buffer)
     }
 
-    /// Posts 1 to [`MAX_RECVS`] buffers as one request. Each receives the next message with its tag; the request is done
-    /// when all are received. `None` when more than [`MAX_REQUESTS`](crate::MAX_REQUESTS) would be outstanding: retry
-    /// later. Never blocks.
+    /// Posts 1 to [`MAX_RECVS`] buffers as one request. Each receives the next message with its
+    /// tag; the request is done when all are received. `None` when more than
+    /// [`MAX_REQUESTS`](crate::MAX_REQUESTS) would be outstanding: retry later. Never blocks.
     ///
-    /// Once the peer knows that tags differ, a message may wait until the message for an earlier buffer is sent. Either all
-    /// messages of a connection have tags, or none has.
+    /// Once the peer knows that tags differ, a message may wait until the message for an earlier
+    /// buffer is sent. Either all messages of a connection have tags, or none has.
     ///
     /// # Errors
-    /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) for another number of buffers; else the connection's failure.
+    /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) for another number of buffers; else the
+    /// connection's failure.
     pub fn recv_group(&self, group: &[TaggedBuffer<'_>]) -> Result<Option<Request>, Error> {
         if !(1..=MAX_RECVS).contains(&group.len()) {
             let count = group.len();
@@ -94,13 +97,15 @@ impl RecvConnection {
         Arc::clone(&self.receiver).recv_group(group)
     }
 
-    /// Starts to make received data visible to the GPU that owns the memory. It covers the last message, or all of a group
-    /// whose last message that is not empty is this one. The request has the length 0. Never blocks. With the `registration`
-    /// of the message's memory, there is no search for it.
+    /// Starts to make received data visible to the GPU that owns the memory. It covers the last
+    /// message, or all of a group whose last message that is not empty is this one. The request has
+    /// the length 0. Never blocks. With the `registration` of the message's memory, there is no
+    /// search for it.
     ///
     /// # Errors
-    /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) for host memory, which needs no flush, for an empty buffer, and
-    /// when the maximum number of flushes is outstanding; else the connection's failure.
+    /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) for host memory, which needs no flush,
+    /// for an empty buffer, and when the maximum number of flushes is outstanding; else the
+    /// connection's failure.
     pub fn flush(
         &self,
         message: RecvBuffer,
@@ -109,8 +114,9 @@ impl RecvConnection {
         Arc::clone(&self.receiver).flush(message, registration)
     }
 
-    /// Whether the caller waits for messages from now on; it does until it says otherwise. A caller that keeps a buffer posted
-    /// for messages that may come does not wait all the time. It matters only for what is told of waits.
+    /// Whether the caller waits for messages from now on; it does until it says otherwise. A caller
+    /// that keeps a buffer posted for messages that may come does not wait all the time. It matters
+    /// only for what is told of waits.
     pub fn set_awaited(&self, is_awaited: bool) {
         self.receiver.set_awaited(is_awaited);
     }

@@ -17,7 +17,8 @@ pub const MAX_RECVS: usize = 8;
 
 /// Completion of one request, shared by the caller and the thread that moves its bytes.
 pub(crate) struct Operation {
-    /// The length of each message, or `PENDING`. One word, so that completion and length become visible together.
+    /// The length of each message, or `PENDING`. One word, so that completion and length become
+    /// visible together.
     outcomes: [AtomicU64; MAX_RECVS],
     /// Number of messages.
     count: usize,
@@ -36,12 +37,14 @@ impl Operation {
         Arc::new(Self { outcomes: [const { AtomicU64::new(PENDING) }; MAX_RECVS], count })
     }
 
-    /// Completes a request for one message. All earlier writes are visible to the thread that sees the completion.
+    /// Completes a request for one message. All earlier writes are visible to the thread that sees
+    /// the completion.
     pub(crate) fn complete(&self, bytes: u64) {
         self.complete_one(0, bytes);
     }
 
-    /// Completes one message of the request. All earlier writes are visible to the thread that sees the completion.
+    /// Completes one message of the request. All earlier writes are visible to the thread that sees
+    /// the completion.
     fn complete_one(&self, index: usize, bytes: u64) {
         self.outcomes[index].store(bytes, Ordering::Release);
         waiters::wake_all();
@@ -86,7 +89,8 @@ impl Target {
 
 /// The connection of a request that is not done.
 pub(crate) trait Owner: Send + Sync {
-    /// The connection's failure, if it has one. After it is returned, no buffer of the connection is accessed any more.
+    /// The connection's failure, if it has one. After it is returned, no buffer of the connection
+    /// is accessed any more.
     fn failure(&self) -> Option<Error>;
     /// Does all work of the connection that is possible without waiting.
     fn progress(&self);
@@ -94,8 +98,8 @@ pub(crate) trait Owner: Send + Sync {
     fn retain_memory(&self, memory: Box<dyn Any + Send + Sync>);
 }
 
-/// A message being sent or received, or a group of messages being received. Dropping it does not cancel it. Closing its
-/// connection does.
+/// A message being sent or received, or a group of messages being received. Dropping it does not
+/// cancel it. Closing its connection does.
 pub struct Request {
     operation: Arc<Operation>,
     owner: Arc<dyn Owner>,
@@ -106,8 +110,8 @@ impl Request {
         Self { operation, owner }
     }
 
-    /// The length of the message in bytes once it is sent or received; of a group, the first length once all are received.
-    /// `None` before that. Never blocks.
+    /// The length of the message in bytes once it is sent or received; of a group, the first length
+    /// once all are received. `None` before that. Never blocks.
     ///
     /// After it has returned a length or an error, the request's buffers are not accessed any more.
     ///
@@ -124,8 +128,8 @@ impl Request {
         operation.first_length_if_done().map_or(Err(error), |bytes| Ok(Some(bytes)))
     }
 
-    /// Length in bytes of the message in the buffer with this index. `None` while it is not received, and when there is no
-    /// such buffer.
+    /// Length in bytes of the message in the buffer with this index. `None` while it is not
+    /// received, and when there is no such buffer.
     pub fn length(&self, index: usize) -> Option<u64> {
         self.operation.length(index)
     }

@@ -19,8 +19,8 @@ pub(crate) const LINGER: Duration = Duration::from_secs(10);
 
 /// Sends messages to one peer, which receives them in the order of the calls.
 ///
-/// Dropping it closes it at once, even with requests in flight. No buffer is accessed afterwards. Messages whose requests
-/// are done are still delivered.
+/// Dropping it closes it at once, even with requests in flight. No buffer is accessed afterwards.
+/// Messages whose requests are done are still delivered.
 pub struct SendConnection {
     pub(crate) sender: Arc<dyn Outbound>,
     _runtime: Arc<Runtime>,
@@ -66,8 +66,8 @@ impl SendConnection {
         Self { sender, _runtime: runtime }
     }
 
-    /// Starts to send a message; 0 bytes are a message too. `None` when [`MAX_REQUESTS`](crate::MAX_REQUESTS) are
-    /// outstanding: retry later. Never blocks.
+    /// Starts to send a message; 0 bytes are a message too. `None` when
+    /// [`MAX_REQUESTS`](crate::MAX_REQUESTS) are outstanding: retry later. Never blocks.
     ///
     /// # Errors
     /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) above [`MAX_MESSAGE_BYTES`]; else the
@@ -77,12 +77,13 @@ impl SendConnection {
         Arc::clone(&self.sender).send(buffer)
     }
 
-    /// As [`SendConnection::send`], for a message with a tag. It goes to the first buffer with the same tag that has no
-    /// message yet. Once the peer has posted different tags, `None` also means that the next buffer has another tag: retry
-    /// later. Messages with the same tag keep their order.
+    /// As [`SendConnection::send`], for a message with a tag. It goes to the first buffer with the
+    /// same tag that has no message yet. Once the peer has posted different tags, `None` also means
+    /// that the next buffer has another tag: retry later. Messages with the same tag keep their
+    /// order.
     ///
-    /// For callers that test all their requests repeatedly: small messages that start before the next test may be sent
-    /// together. Either all messages of a connection have tags, or none has.
+    /// For callers that test all their requests repeatedly: small messages that start before the
+    /// next test may be sent together. Either all messages of a connection have tags, or none has.
     ///
     /// With the `registration` of the buffer's memory, there is no search for it.
     ///
@@ -98,8 +99,9 @@ impl SendConnection {
         Arc::clone(&self.sender).send_tagged(buffer, tag, registration)
     }
 
-    /// As [`SendConnection::send`], for a message that may wait for the next one, as with `MSG_MORE`. The caller sends the
-    /// next one at once, and one system call sends both where possible.
+    /// As [`SendConnection::send`], for a message that may wait for the next one, as with
+    /// `MSG_MORE`. The caller sends the next one at once, and one system call sends both where
+    /// possible.
     ///
     /// # Errors
     /// As [`SendConnection::send`].
@@ -149,7 +151,8 @@ impl SendConnection {
         self.sender.base().mr_cache()
     }
 
-    /// Closes it, as dropping it does. The handle says when the peer does not need this process any more.
+    /// Closes it, as dropping it does. The handle says when the peer does not need this process any
+    /// more.
     pub fn close(self) -> CloseHandle {
         CloseHandle { sender: Arc::clone(&self.sender), _runtime: Arc::clone(&self._runtime) }
     }
@@ -162,7 +165,8 @@ pub struct CloseHandle {
 }
 
 impl CloseHandle {
-    /// Whether the peer has all messages whose requests were done, or will never have them. Never blocks.
+    /// Whether the peer has all messages whose requests were done, or will never have them. Never
+    /// blocks.
     pub fn is_closed(&self) -> bool {
         self.sender.is_delivered()
     }

@@ -194,7 +194,8 @@ pub(crate) fn check_unexpected_messages_do_not_block(
     }
 }
 
-/// A message that is too long for its buffer fails the whole group, whether it arrives before the buffer or after.
+/// A message that is too long for its buffer fails the whole group, whether it arrives before the
+/// buffer or after.
 pub(crate) fn check_too_long_message_fails_its_group(
     pairs: impl Fn() -> (SendConnection, RecvConnection),
 ) {
@@ -231,8 +232,8 @@ fn try_begin(
     Ok(send.send_tagged(buffer, tag, None)?.map(|request| (request, block)))
 }
 
-/// Random groups and messages with this number of tags. The n-th buffer with a tag must receive the n-th message with it.
-/// `fault` is called from time to time.
+/// Random groups and messages with this number of tags. The n-th buffer with a tag must receive the
+/// n-th message with it. `fault` is called from time to time.
 pub(crate) fn check_random_groups<R: MessageMemory>(
     (send, recv): (SendConnection, RecvConnection),
     seed: u64,

@@ -1,5 +1,5 @@
-//! The memory of unexpected messages. It is bounded for a connection ([`evenkeel_protocol::MAX_UNEXPECTED_BYTES`]) and for
-//! the process: beyond that, flows wait.
+//! The memory of unexpected messages. It is bounded for a connection
+//! ([`evenkeel_protocol::MAX_UNEXPECTED_BYTES`]) and for the process: beyond that, flows wait.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -15,7 +15,8 @@ pub(crate) type TagMatcher = evenkeel_protocol::TagMatcher<Target, UnexpectedMem
 /// An unexpected message and its request's buffer.
 pub(crate) type Delivery = UnexpectedDelivery<Target, UnexpectedMemory>;
 
-/// Copies an unexpected message into its buffer and completes it. Returns how many bytes of memory are free again.
+/// Copies an unexpected message into its buffer and completes it. Returns how many bytes of memory
+/// are free again.
 pub(crate) fn deliver(delivery: Delivery) -> u64 {
     let UnexpectedDelivery { buffer: target, length, memory, bytes } = delivery;
     let message = &memory.bytes()[..length as usize];

@@ -1,4 +1,5 @@
-//! A listener's part of the handshake: makes connections of the flows that have proved to be of its peers.
+//! A listener's part of the handshake: makes connections of the flows that have proved to be of its
+//! peers.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -67,8 +68,8 @@ pub(super) struct Partial {
     pub(super) since: Instant,
 }
 
-/// Keeps a listener's nonce valid. Peers of accepted connections replace lost flows with it, also after the listener is
-/// closed.
+/// Keeps a listener's nonce valid. Peers of accepted connections replace lost flows with it, also
+/// after the listener is closed.
 pub(crate) struct AcceptorGuard(Arc<Acceptor>);
 
 impl AcceptorGuard {
@@ -103,8 +104,8 @@ impl Drop for AcceptorGuard {
 }
 
 impl Acceptor {
-    /// Answers a peer's hello and, unless it is refused, adds its flow. A complete connection becomes ready. The error says
-    /// why the flow is not admitted.
+    /// Answers a peer's hello and, unless it is refused, adds its flow. A complete connection
+    /// becomes ready. The error says why the flow is not admitted.
     pub(super) fn admit(
         self: &Arc<Self>,
         hello: &Hello,
@@ -124,7 +125,8 @@ impl Acceptor {
             drop(state);
             return join(receiver.as_ref(), hello, stream);
         }
-        // A flow that has ended is not a part of the connection: its dialer knows, and dials it again.
+        // A flow that has ended is not a part of the connection: its dialer knows, and dials it
+        // again.
         answer(&mut stream, hello.connection, state.verdict(hello))?;
         state.add(hello, stream, peer);
         let Some(streams) = state.take_if_complete(&hello.connection) else {
@@ -163,8 +165,8 @@ impl Acceptor {
         context
     }
 
-    /// Answers the hello of an RDMA connection and, unless it is refused, agrees on queue pairs. Then the connection becomes
-    /// ready.
+    /// Answers the hello of an RDMA connection and, unless it is refused, agrees on queue pairs.
+    /// Then the connection becomes ready.
     fn agree_queue_pairs(
         self: &Arc<Self>,
         hello: &Hello,
@@ -217,7 +219,8 @@ impl Acceptor {
         Ok(())
     }
 
-    /// Accepts a candidate for the control connection of an RDMA connection. The peer may choose it for failover.
+    /// Accepts a candidate for the control connection of an RDMA connection. The peer may choose it
+    /// for failover.
     fn failover(&self, hello: &Hello, mut stream: Stream) -> Result<(), String> {
         let mut state = lock(&self.state);
         let receiver = state.agreed.live(&hello.connection);
@@ -310,7 +313,8 @@ impl AcceptorState {
         let Partial { flows, .. } = match self.partial.get(&hello.connection) {
             _ if self.closed => return Err(Refusal::Gone),
             Some(partial) => partial,
-            // A flow that replaces another one: the connection was complete, and is not known any more.
+            // A flow that replaces another one: the connection was complete, and is not known any
+            // more.
             None if hello.flow >= hello.flows.into() => return Err(Refusal::Gone),
             None if self.partial.len() + self.ready.len() >= MAX_UNACCEPTED => {
                 return Err(Refusal::Busy);
@@ -354,7 +358,8 @@ fn join(
         return answer(&mut stream, hello.connection, Err(Refusal::Gone));
     };
     if hello.flow < u32::from(hello.flows) {
-        // The dialer has not got the welcome of this flow, and dials it again. Nothing was sent on the one before.
+        // The dialer has not got the welcome of this flow, and dials it again. Nothing was sent on
+        // the one before.
         receiver.on_flow_dead(hello.flow);
     }
     let joined = receiver.join(hello.flow, stream, |socket, half, verdict| {

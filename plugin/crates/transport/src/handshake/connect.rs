@@ -20,7 +20,8 @@ use crate::sync::lock;
 use crate::sys;
 use crate::tcp::sender::TcpSender;
 
-/// Delay before a flow is dialed again. It grows with the time that the attempt has taken, up to the limit.
+/// Delay before a flow is dialed again. It grows with the time that the attempt has taken, up to
+/// the limit.
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(100);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
 
@@ -35,7 +36,8 @@ pub struct Connecting {
 struct Attempt {
     destination: Arc<Destination>,
     deadline: Instant,
-    /// Whether the caller retries. Then a failure is returned by the poll at once, and is not logged.
+    /// Whether the caller retries. Then a failure is returned by the poll at once, and is not
+    /// logged.
     caller_retries: bool,
     /// Watched once a flow has failed, to dial it again.
     retry_clock: Registration,
@@ -49,15 +51,15 @@ struct AttemptState {
     accepted: Vec<Option<Stream>>,
     /// Flows that failed.
     retries: Vec<Redial>,
-    /// Paths that lead to another host or to none, by the number of the first flow that would take each, and why. The flows
-    /// of such a path take another one, as long as there is one.
+    /// Paths that lead to another host or to none, by the number of the first flow that would take
+    /// each, and why. The flows of such a path take another one, as long as there is one.
     astray: BTreeMap<u32, String>,
     /// Why a flow failed last.
     cause: Option<String>,
     /// Whether RDMA is to carry the messages, as far as this side knows.
     use_rdma: bool,
-    /// The path of the first control connection, and the number of them so far. Each takes another pair of ports, if there are
-    /// several.
+    /// The path of the first control connection, and the number of them so far. Each takes another
+    /// pair of ports, if there are several.
     control_path: (u32, u32),
     /// The RDMA connection whose queue pairs are not agreed on yet.
     agreeing: Option<Arc<rdma::Sender>>,
@@ -140,12 +142,12 @@ impl Connecting {
         Ok(connecting)
     }
 
-    /// The connection once all its flows are accepted; `None` before. Never blocks. Must not be called again after it
-    /// returned a connection or an error.
+    /// The connection once all its flows are accepted; `None` before. Never blocks. Must not be
+    /// called again after it returned a connection or an error.
     ///
     /// # Errors
-    /// [`ErrorKind::Remote`] when nobody listens there, when the listener refuses ([`ConnectError::retry`]), or when not all
-    /// flows are accepted within the connect timeout.
+    /// [`ErrorKind::Remote`] when nobody listens there, when the listener refuses
+    /// ([`ConnectError::retry`]), or when not all flows are accepted within the connect timeout.
     pub fn poll(&self) -> Result<Option<SendConnection>, ConnectError> {
         let (sender, runtime) = {
             let mut state = lock(&self.attempt.state);
@@ -161,7 +163,8 @@ impl Connecting {
         Ok(Some(SendConnection::new(sender, runtime)))
     }
 
-    /// Whether the listener's host has accepted a TCP connection, although the handshake may not have ended.
+    /// Whether the listener's host has accepted a TCP connection, although the handshake may not
+    /// have ended.
     pub fn is_connected(&self) -> bool {
         let state = lock(&self.attempt.state);
         state.agreeing.is_some()
@@ -170,8 +173,9 @@ impl Connecting {
             || matches!(state.outcome, Some(Ok(_)))
     }
 
-    /// Makes the attempt cancel itself once it was not polled for the connect timeout, for callers that may forget it. Its
-    /// sockets, and what only it keeps running, do not wait for the drop then.
+    /// Makes the attempt cancel itself once it was not polled for the connect timeout, for callers
+    /// that may forget it. Its sockets, and what only it keeps running, do not wait for the drop
+    /// then.
     pub fn cancel_when_abandoned(&self) {
         self.attempt.clock.watch_ticks(Arc::<Attempt>::clone(&self.attempt));
         self.attempt.clock.request_tick();
@@ -226,7 +230,8 @@ impl Attempt {
             true => {
                 let (first, done) = state.control_path;
                 state.control_path.1 += 1;
-                // Each path also as the route decides, in case that answers come by another interface.
+                // Each path also as the route decides, in case that answers come by another
+                // interface.
                 let pairs = rdma::Sender::port_pairs(destination) as u32;
                 let is_even_round = (done / pairs).is_multiple_of(2);
                 let binds = destination.context.device.ports().len() > 1 && is_even_round;
@@ -292,7 +297,8 @@ impl Attempt {
         }
     }
 
-    /// By when a control connection has to be accepted. With several pairs of ports, there is time for the others.
+    /// By when a control connection has to be accepted. With several pairs of ports, there is time
+    /// for the others.
     fn control_deadline(&self) -> Instant {
         match rdma::Sender::port_pairs(&self.destination) as u32 {
             ..=1 => self.deadline,
@@ -303,8 +309,9 @@ impl Attempt {
         }
     }
 
-    /// Dials a flow again: at once on another path where its own leads astray, else later. Not where that is useless or the
-    /// caller does it. One that was bound to its interface `in_vain` is not bound then. The caller does not know of that.
+    /// Dials a flow again: at once on another path where its own leads astray, else later. Not
+    /// where that is useless or the caller does it. One that was bound to its interface `in_vain`
+    /// is not bound then. The caller does not know of that.
     fn redial(
         self: &Arc<Self>,
         state: &mut AttemptState,
@@ -446,7 +453,8 @@ impl Attempt {
         self.finish(Some(Err(ConnectError::new(error, retry))));
     }
 
-    /// Why a dial failed, with the interface that may be wrong: an address that leads astray may lead back to its own host.
+    /// Why a dial failed, with the interface that may be wrong: an address that leads astray may
+    /// lead back to its own host.
     fn explain(&self, error: DialError) -> String {
         let Destination { context, handle, .. } = &*self.destination;
         let (what, from) = (error.what, context.device.name());
@@ -490,12 +498,14 @@ impl Attempt {
             sender.owner_closed();
         }
         self.clock.end_ticks();
-        // Last, since it may be what keeps the workers running. Not under the lock, which they may wait for.
+        // Last, since it may be what keeps the workers running. Not under the lock, which they may
+        // wait for.
         let runtime = lock(&self.state).runtime.take();
         drop(runtime);
     }
 
-    /// Ends the attempt, unless it is over, and stores an outcome for the poll. Returns the outcome that will not be polled.
+    /// Ends the attempt, unless it is over, and stores an outcome for the poll. Returns the outcome
+    /// that will not be polled.
     fn finish(&self, outcome: Option<Outcome>) -> Option<Outcome> {
         let (dials, accepted, agreeing, unclaimed) = {
             let mut state = lock(&self.state);

@@ -20,7 +20,8 @@ use crate::stream::Stream;
 use crate::sync::lock;
 use crate::sys;
 
-/// The part of the connect timeout after which a flow that is bound to its interface is dialed without.
+/// The part of the connect timeout after which a flow that is bound to its interface is dialed
+/// without.
 const BOUND_SHARE: u32 = 16;
 
 /// The listener of a connection's flows: all that is needed to open another one.
@@ -40,8 +41,8 @@ pub(crate) struct Way {
     pub(crate) number: u32,
     /// It takes the addresses that a flow with this number takes.
     pub(crate) path: u32,
-    /// Whether it leaves by its own interface where several are in the peer's subnet. It then receives by that interface
-    /// only, which fails where the answers come by another one.
+    /// Whether it leaves by its own interface where several are in the peer's subnet. It then
+    /// receives by that interface only, which fails where the answers come by another one.
     pub(crate) binds: bool,
     /// Maximum bytes of its segments, where the hosts do not agree on one that passes.
     pub(crate) segment_limit: Option<u32>,
@@ -50,7 +51,8 @@ pub(crate) struct Way {
 /// Why a flow was not accepted.
 #[derive(Debug)]
 pub(crate) struct DialError {
-    /// Whether retrying is useless: the listener's process is gone, or the connection is closed there.
+    /// Whether retrying is useless: the listener's process is gone, or the connection is closed
+    /// there.
     pub(crate) is_final: bool,
     /// Whether nobody listens there.
     pub(crate) is_refused: bool,
@@ -97,7 +99,8 @@ pub(super) struct DialState {
     tls: Option<Box<TlsHandshake>>,
     /// Sent once TCP is connected and, if that is required, encrypted.
     pub(super) hello: Option<[u8; HELLO_BYTES]>,
-    /// Whether the listener's challenge is answered; true without a job key, and with encryption, which proves it.
+    /// Whether the listener's challenge is answered; true without a job key, and with encryption,
+    /// which proves it.
     proved: bool,
     /// Bytes received of the expected answer: a challenge or a welcome.
     have: usize,
@@ -150,8 +153,9 @@ impl DialError {
 }
 
 impl Dial {
-    /// Starts to open a flow, with segments of at most this many bytes. The handler gets the outcome by the deadline. With
-    /// `binds`, it leaves by its own interface where [`Dial::may_bind`] says so.
+    /// Starts to open a flow, with segments of at most this many bytes. The handler gets the
+    /// outcome by the deadline. With `binds`, it leaves by its own interface where
+    /// [`Dial::may_bind`] says so.
     pub(crate) fn start(
         destination: &Arc<Destination>,
         handler: Arc<dyn DialHandler>,
@@ -175,16 +179,18 @@ impl Dial {
         Self::begin(destination, handler, Way { binds, ..way }, None, deadline)
     }
 
-    /// Whether a flow may be bound to its interface: several are in the peer's subnet. It then gets answers by that interface
-    /// only, so one that gets none is dialed again without.
+    /// Whether a flow may be bound to its interface: several are in the peer's subnet. It then gets
+    /// answers by that interface only, so one that gets none is dialed again without.
     pub(crate) fn may_bind(destination: &Destination, flow: u32) -> bool {
         let Destination { context, handle, .. } = destination;
         let (_, peer) = context.device.path(flow, handle);
-        // From a single RDMA port the route decides, also for control connections: there is no other port to try.
+        // From a single RDMA port the route decides, also for control connections: there is no
+        // other port to try.
         context.device.ports().len() != 1 && context.device.bound_interface(flow, &peer).is_some()
     }
 
-    /// As [`Dial::start`], for a control connection of a connection with this number of queue pairs.
+    /// As [`Dial::start`], for a control connection of a connection with this number of queue
+    /// pairs.
     pub(crate) fn control_connection(
         destination: &Arc<Destination>,
         handler: Arc<dyn DialHandler>,
@@ -332,7 +338,8 @@ impl Dial {
             }
         };
         loop {
-            // A listener that refuses the hello sends a welcome with the refusal instead of a challenge.
+            // A listener that refuses the hello sends a welcome with the refusal instead of a
+            // challenge.
             let challenged = !*proved && (*have < WELCOME_BYTES || is_challenge(answer));
             let want = match challenged && *have >= WELCOME_BYTES {
                 true => CHALLENGE_BYTES,

@@ -16,7 +16,8 @@ pub(super) struct TlsHandshake {
     handshake: Handshake,
     /// What the socket has not taken yet.
     unsent: Vec<u8>,
-    /// Whether the listener may answer in clear, which it does to refuse; and the first bytes of the answer.
+    /// Whether the listener may answer in clear, which it does to refuse; and the first bytes of
+    /// the answer.
     refusal: Option<Vec<u8>>,
 }
 
@@ -129,7 +130,8 @@ fn refusal(socket: &Socket, answer: &mut Vec<u8>) -> Result<TlsFailure, TlsFailu
         }
     }
     welcome.copy_from_slice(answer);
-    // Anybody on the way can write in clear. What would end a connection, or the use of RDMA, counts within a session only.
+    // Anybody on the way can write in clear. What would end a connection, or the use of RDMA,
+    // counts within a session only.
     let is_said_in_clear = |refused: &HandshakeError| {
         matches!(
             refused,

@@ -1,4 +1,5 @@
-//! The listening socket of an address, which all listeners of a process share: the hello says which one is meant.
+//! The listening socket of an address, which all listeners of a process share: the hello says which
+//! one is meant.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -23,20 +24,24 @@ use crate::sync::lock;
 use crate::sys;
 use crate::telemetry::log::Log;
 
-/// Maximum number of unauthenticated TCP connections. When more arrive, the oldest is dropped after its minimum time. Until
-/// then the kernel holds the new ones. A peer sends its hello at once, so its connection hardly ever counts here.
+/// Maximum number of unauthenticated TCP connections. When more arrive, the oldest is dropped after
+/// its minimum time. Until then the kernel holds the new ones. A peer sends its hello at once, so
+/// its connection hardly ever counts here.
 pub(super) const MAX_UNAUTHENTICATED: usize = 512;
 
-/// How long a peer may take for the handshake when many arrive at once. After that its connection is dropped if others wait.
+/// How long a peer may take for the handshake when many arrive at once. After that its connection
+/// is dropped if others wait.
 const MIN_HANDSHAKE_TIME: Duration = Duration::from_millis(200);
 
-/// TCP connections that the kernel holds until a worker accepts them. The kernel lowers it to `net.core.somaxconn`.
+/// TCP connections that the kernel holds until a worker accepts them. The kernel lowers it to
+/// `net.core.somaxconn`.
 const BACKLOG: i32 = 1 << 16;
 
 /// Maximum number of connections that a worker accepts before it serves others.
 const MAX_ACCEPTS: usize = 64;
 
-/// The listening sockets that listeners share, by the address that they asked for. They close with their last listener.
+/// The listening sockets that listeners share, by the address that they asked for. They close with
+/// their last listener.
 #[derive(Default)]
 pub(crate) struct ListeningSockets(Mutex<HashMap<SocketAddr, Arc<ListeningSocket>>>);
 
@@ -91,7 +96,8 @@ impl ListeningSockets {
     }
 }
 
-/// A socket that listens at an address. `reuse`: also while connections of a closed socket at this address exist.
+/// A socket that listens at an address. `reuse`: also while connections of a closed socket at this
+/// address exist.
 fn listen(address: SocketAddr, reuse: bool, context: &Context) -> io::Result<Socket> {
     let kind = Type::STREAM.nonblocking().cloexec();
     let socket = Socket::new(Domain::for_address(address), kind, None)?;
@@ -180,7 +186,8 @@ impl ListeningSocket {
         !lock(&self.state).closed
     }
 
-    /// From now on, connections with its nonce are for this listener. False if the socket is closed: another one is needed.
+    /// From now on, connections with its nonce are for this listener. False if the socket is
+    /// closed: another one is needed.
     pub(super) fn add(&self, acceptor: &Arc<Acceptor>) -> bool {
         let mut state = lock(&self.state);
         let is_open = !state.closed;
@@ -257,7 +264,8 @@ impl ListeningSocket {
         }
     }
 
-    /// Whether one more connection can be accepted: there are few, or the oldest has had its minimum time.
+    /// Whether one more connection can be accepted: there are few, or the oldest has had its
+    /// minimum time.
     fn has_room(&self) -> bool {
         let unauthenticated = &lock(&self.state).unauthenticated;
         unauthenticated.len() < MAX_UNAUTHENTICATED
@@ -313,7 +321,8 @@ impl ListeningSocket {
     }
 }
 
-/// Whether an error of `accept` belongs to the connection that was to be accepted, not to the listener.
+/// Whether an error of `accept` belongs to the connection that was to be accepted, not to the
+/// listener.
 fn is_of_connection(error: &io::Error) -> bool {
     const OF_CONNECTION: [i32; 9] = [
         libc::ECONNABORTED,

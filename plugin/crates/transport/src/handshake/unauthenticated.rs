@@ -101,7 +101,8 @@ impl HandshakeState {
         listening.acceptor(Hello::listener(hello).ok()?)
     }
 
-    /// Reads the announcement of encryption, and continues the TLS handshake. Returns whether the stream is encrypted.
+    /// Reads the announcement of encryption, and continues the TLS handshake. Returns whether the
+    /// stream is encrypted.
     fn encrypt(&mut self, identity: &JobIdentity, by_kernel: bool) -> Result<bool, Rejection> {
         let Self { stream: Some(stream), tls, have, hello, .. } = self else { return Ok(false) };
         if stream.is_encrypted() {
@@ -134,8 +135,8 @@ impl HandshakeState {
         Ok(true)
     }
 
-    /// Reads what has arrived. With a job key, answers the hello with a challenge. Returns the hello once the peer has proved
-    /// itself.
+    /// Reads what has arrived. With a job key, answers the hello with a challenge. Returns the
+    /// hello once the peer has proved itself.
     fn advance(&mut self, listening: &ListeningSocket) -> Result<Option<Hello>, Rejection> {
         let settings = listening.settings();
         let is_encrypted = match &settings.encryption {
@@ -198,7 +199,8 @@ impl HandshakeState {
     }
 }
 
-/// Drops what a peer has sent that is refused. Unread bytes at the close would reset the connection, and the refusal with it.
+/// Drops what a peer has sent that is refused. Unread bytes at the close would reset the
+/// connection, and the refusal with it.
 fn drop_received(stream: &mut Stream) {
     let mut bytes = [0; 1024];
     // A peer sends no more than this before it has an answer.
@@ -226,8 +228,8 @@ fn receive(
 /// Sends the answer to a hello. A new socket has room for it.
 ///
 /// # Errors
-/// What has ended the socket meanwhile. The kernel reports that once: who reads then sees the end of the stream, as if the
-/// peer had closed it.
+/// What has ended the socket meanwhile. The kernel reports that once: who reads then sees the end
+/// of the stream, as if the peer had closed it.
 pub(super) fn send_welcome(
     socket: &Socket,
     half: &mut SendHalf,
@@ -312,7 +314,8 @@ impl Unauthenticated {
         }
     }
 
-    /// Continues the handshake as far as the received bytes allow. The error says why the connection is not admitted.
+    /// Continues the handshake as far as the received bytes allow. The error says why the
+    /// connection is not admitted.
     fn advance(&self) -> Result<(), String> {
         let Some(listening) = self.listening.upgrade() else { return Ok(()) };
         let advanced = lock(&self.handshake).advance(&listening);

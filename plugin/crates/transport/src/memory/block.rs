@@ -14,7 +14,8 @@ pub struct Block {
     registration: OnceLock<MrHandle>,
 }
 
-// SAFETY: the memory is owned, and written only through `&mut self` or by the message it was lent to, which has it alone.
+// SAFETY: the memory is owned, and written only through `&mut self` or by the message it was lent
+// to, which has it alone.
 unsafe impl Send for Block {}
 // SAFETY: a shared reference only reads.
 unsafe impl Sync for Block {}
@@ -26,11 +27,12 @@ impl Block {
         Self { start: memory.cast(), length, registration: OnceLock::new() }
     }
 
-    /// Registers it for as long as it lives, unless it is registered already. So a block that is used for many messages is
-    /// registered once. If registration fails, a message that needs it reports that.
+    /// Registers it for as long as it lives, unless it is registered already. So a block that is
+    /// used for many messages is registered once. If registration fails, a message that needs it
+    /// reports that.
     pub(crate) fn register_with(&self, registrar: &MrCache) {
-        // The registration is dropped before the memory is freed. A peer may write there only for a message that owns the
-        // memory.
+        // The registration is dropped before the memory is freed. A peer may write there only for a
+        // message that owns the memory.
         let memory = RecvBuffer { start: self.start, length: self.length, mark: None };
         if self.registration.get().is_none()
             && let Ok(Some(registration)) = registrar.register(memory)
@@ -42,7 +44,8 @@ impl Block {
 
     /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the memory is owned, initialized and this long; nobody writes while a shared reference exists.
+        // SAFETY: the memory is owned, initialized and this long; nobody writes while a shared
+        // reference exists.
         unsafe { std::slice::from_raw_parts(self.start, self.length) }
     }
 
@@ -52,8 +55,8 @@ impl Block {
         unsafe { std::slice::from_raw_parts_mut(self.start, self.length) }
     }
 
-    /// Its first bytes, for a message to send. The caller keeps the block, unchanged, as the contract of
-    /// [`SendBuffer::new`] requires.
+    /// Its first bytes, for a message to send. The caller keeps the block, unchanged, as the
+    /// contract of [`SendBuffer::new`] requires.
     ///
     /// # Panics
     /// When it is shorter.
@@ -62,8 +65,8 @@ impl Block {
         SendBuffer { start: self.start, length, mark: None }
     }
 
-    /// Its first bytes, for a message to receive. The caller keeps the block from all other use, as the contract of
-    /// [`RecvBuffer::new`] requires.
+    /// Its first bytes, for a message to receive. The caller keeps the block from all other use, as
+    /// the contract of [`RecvBuffer::new`] requires.
     ///
     /// # Panics
     /// When it is shorter.

@@ -1,4 +1,5 @@
-//! Memory that messages are sent from and received into. Like [`crate::sys`], it contains unsafe code.
+//! Memory that messages are sent from and received into. Like [`crate::sys`], it contains unsafe
+//! code.
 
 pub(crate) mod block;
 pub(crate) mod buffers;

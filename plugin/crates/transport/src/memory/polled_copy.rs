@@ -1,9 +1,9 @@
 //! Copying into memory that its owner reads before it is told that the copy is complete.
 //!
-//! NCCL's kernels do not wait for `test` with its protocols LL and LL128: they poll the posted buffer, and take data as soon
-//! as the flag beside it is right (`prims_ll.h`, `prims_ll128.h`). LL has a flag in every 8 bytes. LL128 has one in the last
-//! 8 bytes of every line of 128 bytes. `memcpy` keeps no order: glibc's stores the first bytes last, behind the flags of
-//! all lines.
+//! NCCL's kernels do not wait for `test` with its protocols LL and LL128: they poll the posted
+//! buffer, and take data as soon as the flag beside it is right (`prims_ll.h`, `prims_ll128.h`). LL
+//! has a flag in every 8 bytes. LL128 has one in the last 8 bytes of every line of 128 bytes.
+//! `memcpy` keeps no order: glibc's stores the first bytes last, behind the flags of all lines.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -25,17 +25,18 @@ enum Store {
     Flag,
 }
 
-/// Copies into memory that may be polled: ascending, by whole words where the memory is aligned, the last word of each line
-/// behind the others of the line.
+/// Copies into memory that may be polled: ascending, by whole words where the memory is aligned,
+/// the last word of each line behind the others of the line.
 ///
 /// # Safety
-/// `from` must be readable and `to` writable for `length` bytes. They must not overlap. Until the function returns, others
-/// access the memory at `to` only by atomic loads, or not through Rust (as a GPU).
+/// `from` must be readable and `to` writable for `length` bytes. They must not overlap. Until the
+/// function returns, others access the memory at `to` only by atomic loads, or not through Rust (as
+/// a GPU).
 pub(super) unsafe fn copy_to_polled(from: *const u8, to: *mut u8, length: usize) {
     for_each_store(to.addr(), length, |at, store| {
-        // SAFETY: `for_each_store` gives places inside `length` bytes (tested below), for which the caller vouches. A place
-        // of a word is a multiple of 8, as `AtomicU64` requires. No reference but those to atomics exists, which allow
-        // others to read.
+        // SAFETY: `for_each_store` gives places inside `length` bytes (tested below), for which the
+        // caller vouches. A place of a word is a multiple of 8, as `AtomicU64` requires. No
+        // reference but those to atomics exists, which allow others to read.
         unsafe {
             let (from, to) = (from.add(at), to.add(at));
             match store {

@@ -11,8 +11,8 @@ const MAX_IDLE_BYTES: usize = 32 << 20;
 /// Minimum length of a block, so that blocks can be used for chunks of other lengths.
 const MIN_BLOCK_BYTES: usize = 64 << 10;
 
-/// Blocks that are not in use. Shared by all flows of a process, so that idle flows hold nothing. A flow has at most one, of
-/// at most twice the longest chunk.
+/// Blocks that are not in use. Shared by all flows of a process, so that idle flows hold nothing. A
+/// flow has at most one, of at most twice the longest chunk.
 #[derive(Default)]
 pub(crate) struct StagingPool {
     idle: Mutex<IdleBlocks>,

@@ -7,7 +7,8 @@ use std::sync::OnceLock;
 use super::buffers::{RecvBuffer, SendBuffer};
 use crate::rdma::{MrCache, MrHandle};
 
-/// Memory that can be made inaccessible to the processor, like a GPU's. Devices can access it once it is registered.
+/// Memory that can be made inaccessible to the processor, like a GPU's. Devices can access it once
+/// it is registered.
 pub(crate) struct ProtectedMemory {
     start: *mut u8,
     length: usize,
@@ -17,7 +18,8 @@ pub(crate) struct ProtectedMemory {
     registration: OnceLock<MrHandle>,
 }
 
-// SAFETY: the memory is owned, and written only through `&mut self` or by the message it was lent to, which has it alone.
+// SAFETY: the memory is owned, and written only through `&mut self` or by the message it was lent
+// to, which has it alone.
 unsafe impl Send for ProtectedMemory {}
 
 impl ProtectedMemory {
@@ -43,7 +45,8 @@ impl ProtectedMemory {
     /// Whether the processor may access it from now on. Otherwise an access is a fault (SIGSEGV).
     pub(crate) fn open(&mut self, open: bool) {
         let access = if open { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
-        // SAFETY: the mapping is owned, and no reference to it exists while this is borrowed mutably.
+        // SAFETY: the mapping is owned, and no reference to it exists while this is borrowed
+        // mutably.
         let result = unsafe { libc::mprotect(self.start.cast(), self.mapped, access) };
         assert_eq!(result, 0, "{}", io::Error::last_os_error());
         self.is_open = open;
@@ -51,8 +54,8 @@ impl ProtectedMemory {
 
     pub(crate) fn bytes(&self) -> &[u8] {
         assert!(self.is_open);
-        // SAFETY: the memory is owned, initialized, this long, and can be read, as asserted; nobody writes while a shared
-        // reference exists.
+        // SAFETY: the memory is owned, initialized, this long, and can be read, as asserted; nobody
+        // writes while a shared reference exists.
         unsafe { std::slice::from_raw_parts(self.start, self.length) }
     }
 

@@ -68,7 +68,8 @@ pub(crate) struct PortDiscovery<'a> {
     pub(crate) settings: &'a Settings,
     /// The addresses of this host's network interfaces.
     pub(crate) addresses: &'a [InterfaceAddress],
-    /// The address for control connections of InfiniBand ports, which have no IP address themselves.
+    /// The address for control connections of InfiniBand ports, which have no IP address
+    /// themselves.
     pub(crate) fallback: Option<&'a InterfaceAddress>,
     /// Why messages are in host memory only, if they have to be.
     pub(crate) host_memory_only: Option<&'a str>,
@@ -190,7 +191,8 @@ impl PortDiscovery<'_> {
     }
 }
 
-/// The GID to use: RoCE v2, of an address that this host has. IPv4 goes before IPv6, global addresses before link-local ones.
+/// The GID to use: RoCE v2, of an address that this host has. IPv4 goes before IPv6, global
+/// addresses before link-local ones.
 fn choose_gid<'a>(
     gids: &[(u8, GidKind, Gid)],
     settings: &Settings,
@@ -226,8 +228,8 @@ fn choose_gid<'a>(
         })
 }
 
-/// The GID to use on InfiniBand: the one at the index that is set, else one that can be routed (see [`address_vector`]),
-/// which subnet managers put at index 1, else the first one.
+/// The GID to use on InfiniBand: the one at the index that is set, else one that can be routed (see
+/// [`address_vector`]), which subnet managers put at index 1, else the first one.
 fn infiniband_gid(gids: &[(u8, GidKind, Gid)], set: Option<u8>) -> (u8, Gid) {
     let at = |index| gids.iter().find(|(other, ..)| *other == index).map(|(.., gid)| *gid);
     let routable = || at(1).filter(|gid| forwardable_lid(gid) != 0).map(|_| 1);
@@ -235,8 +237,8 @@ fn infiniband_gid(gids: &[(u8, GidKind, Gid)], set: Option<u8>) -> (u8, Gid) {
     (index, at(index).unwrap_or(Gid([0; 16])))
 }
 
-/// The LID (FLID) under which routers between InfiniBand subnets know a port; 0 if it has none. It is a part of the GID's
-/// subnet prefix: 10 bits fixed, 22 bits 0, 16 bits FLID, 16 bits subnet.
+/// The LID (FLID) under which routers between InfiniBand subnets know a port; 0 if it has none. It
+/// is a part of the GID's subnet prefix: 10 bits fixed, 22 bits 0, 16 bits FLID, 16 bits subnet.
 fn forwardable_lid(gid: &Gid) -> u16 {
     u16::from_be_bytes([gid.0[4], gid.0[5]])
 }
@@ -250,7 +252,8 @@ struct AddressVector {
     dlid: u16,
 }
 
-/// The address of a peer's port: its LID within a subnet, and its GID in another one, as in NCCL's own RDMA transport.
+/// The address of a peer's port: its LID within a subnet, and its GID in another one, as in NCCL's
+/// own RDMA transport.
 fn address_vector(own: &Port, own_gid: Gid, peer: &PortInfo) -> AddressVector {
     let peer_gid = Gid(peer.gid);
     let subnet = |gid: Gid| {
@@ -271,15 +274,16 @@ fn address_vector(own: &Port, own_gid: Gid, peer: &PortInfo) -> AddressVector {
 
 /// The code of the acknowledgement timeout, after which a packet is sent again.
 ///
-/// A queue pair fails after seven timeouts. That should happen several times within the peer timeout: another queue pair
-/// replaces it at little cost. The timeout should not be longer than needed, since one lost packet may cost all of it.
+/// A queue pair fails after seven timeouts. That should happen several times within the peer
+/// timeout: another queue pair replaces it at little cost. The timeout should not be longer than
+/// needed, since one lost packet may cost all of it.
 fn ack_timeout_code(peer_timeout: Duration) -> u8 {
     let once = peer_timeout.as_nanos() as u64 / 8 / 8 / 4096;
     (once.max(1).ilog2() as u8).clamp(8, 31)
 }
 
-/// How packets are marked. The settings go before the communicator's class, which is a traffic class on Ethernet and a
-/// service level on InfiniBand.
+/// How packets are marked. The settings go before the communicator's class, which is a traffic
+/// class on Ethernet and a service level on InfiniBand.
 fn packet_marking(
     (set_class, set_level): (Option<u8>, Option<u8>),
     class: Option<u8>,
@@ -365,7 +369,8 @@ impl Adapter {
         packet_marking((self.traffic_class, self.service_level), class, self.port.ethernet)
     }
 
-    /// The attributes that connect a queue pair here, whose first packet has the number `sq_psn`, with one at that port.
+    /// The attributes that connect a queue pair here, whose first packet has the number `sq_psn`,
+    /// with one at that port.
     pub(crate) fn connect_attributes(
         &self,
         port: &PortInfo,
@@ -390,7 +395,8 @@ impl Adapter {
         }
     }
 
-    /// Calls the endpoint when the device has reported something, while the endpoint holds the result.
+    /// Calls the endpoint when the device has reported something, while the endpoint holds the
+    /// result.
     pub(super) fn watch_events(
         &self,
         workers: &Arc<Workers>,
@@ -399,7 +405,8 @@ impl Adapter {
         self.events.watch(workers, endpoint)
     }
 
-    /// Whether the device has reported that this queue pair failed; true for all once the device is lost.
+    /// Whether the device has reported that this queue pair failed; true for all once the device is
+    /// lost.
     pub(crate) fn queue_pair_failed(&self, pair: u32) -> bool {
         self.events.queue_pair_failed(pair)
     }

@@ -1,7 +1,9 @@
-//! Whether the worker thread is woken by each completion, or leaves completions to callers that poll often.
+//! Whether the worker thread is woken by each completion, or leaves completions to callers that
+//! poll often.
 //!
-//! A caller that polls takes completions itself. Waking the worker as well would only take the processor from it. The worker
-//! then gives callers a lease: it does not arm the completion queue, and looks again when the lease is over.
+//! A caller that polls takes completions itself. Waking the worker as well would only take the
+//! processor from it. The worker then gives callers a lease: it does not arm the completion queue,
+//! and looks again when the lease is over.
 
 use std::time::Duration;
 
@@ -26,8 +28,8 @@ pub(super) struct CompletionPolling {
 }
 
 impl CompletionPolling {
-    /// A caller polls. Returns whether the completion queue has to be armed: the caller is about to sleep, and completions
-    /// were left to callers.
+    /// A caller polls. Returns whether the completion queue has to be armed: the caller is about to
+    /// sleep, and completions were left to callers.
     pub(super) fn caller_polls(&mut self, will_sleep: bool) -> bool {
         if will_sleep {
             self.polls = 0;
@@ -37,14 +39,16 @@ impl CompletionPolling {
         false
     }
 
-    /// A caller has sent something. `is_waited_for` says whether it is not done yet. Returns whether the completion queue has
-    /// to be armed: completions were left to callers because nothing waited for them.
+    /// A caller has sent something. `is_waited_for` says whether it is not done yet. Returns
+    /// whether the completion queue has to be armed: completions were left to callers because
+    /// nothing waited for them.
     pub(super) fn caller_sends(&mut self, is_waited_for: bool) -> bool {
         self.sent |= !is_waited_for;
         is_waited_for && std::mem::take(&mut self.is_idle_lease) && self.lease.take().is_some()
     }
 
-    /// The worker runs. Returns how long completions are left to callers; `None` when the next one is to wake the worker.
+    /// The worker runs. Returns how long completions are left to callers; `None` when the next one
+    /// is to wake the worker.
     pub(super) fn worker_runs(&mut self, is_waited_for: bool) -> Option<Duration> {
         let (polls, sent) = (std::mem::take(&mut self.polls), std::mem::take(&mut self.sent));
         let often = polls >= MIN_POLLS;

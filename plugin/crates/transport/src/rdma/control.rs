@@ -1,4 +1,5 @@
-//! The control connection: a TCP connection on which the two ends agree on queue pairs. Its end shows that the peer is gone.
+//! The control connection: a TCP connection on which the two ends agree on queue pairs. Its end
+//! shows that the peer is gone.
 
 use std::io;
 use std::net::Shutdown;
@@ -10,8 +11,8 @@ use socket2::Socket;
 use crate::connection::base::would_block;
 use crate::stream::Stream;
 
-/// Maximum number of bytes that wait to be sent or acknowledged. Each message is an answer, or one of a few in a
-/// connection's life.
+/// Maximum number of bytes that wait to be sent or acknowledged. Each message is an answer, or one
+/// of a few in a connection's life.
 const MAX_PENDING: usize = 64 << 10;
 
 pub(super) struct ControlConnection {
@@ -19,8 +20,8 @@ pub(super) struct ControlConnection {
     received: Vec<u8>,
     unsent: Vec<u8>,
     replay: ReplayBuffer,
-    /// The sockets before this one. They stay open until the peer acknowledges what it has received, since it may still
-    /// choose one of them.
+    /// The sockets before this one. They stay open until the peer acknowledges what it has
+    /// received, since it may still choose one of them.
     previous: Vec<Stream>,
     /// Set when nothing more will be received.
     end: Option<End>,
@@ -36,7 +37,8 @@ struct End {
 pub(super) enum PathFailure {
     /// Nothing gets through between the two addresses.
     Unreachable,
-    /// The peer's host does not know the connection. The peer is gone, or it has given up the path before this end did.
+    /// The peer's host does not know the connection. The peer is gone, or it has given up the path
+    /// before this end did.
     Reset,
 }
 
@@ -186,7 +188,8 @@ impl ControlConnection {
     }
 }
 
-/// Keepalive probes are not sent while data is unacknowledged, so that case needs a timeout of its own.
+/// Keepalive probes are not sent while data is unacknowledged, so that case needs a timeout of its
+/// own.
 fn set_timeout(socket: &Socket, timeout: Duration) {
     // Does not fail on a connected socket.
     let _ = socket.set_tcp_user_timeout(Some(timeout));

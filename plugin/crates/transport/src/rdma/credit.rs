@@ -1,16 +1,20 @@
-//! Credits, which the receiver writes into the sender's memory. NCCL calls them CTS (clear to send).
+//! Credits, which the receiver writes into the sender's memory. NCCL calls them CTS (clear to
+//! send).
 //!
-//! A credit describes the buffer that is posted for a message, with a key for each port of the receiver that the sender may
-//! write through. The immediate data of the write says which message it is for.
-//! Writes of the receiver that carry no credit report instead how many messages have left the eager ring.
+//! A credit describes the buffer that is posted for a message, with a key for each port of the
+//! receiver that the sender may write through. The immediate data of the write says which message
+//! it is for.
+//! Writes of the receiver that carry no credit report instead how many messages have left the eager
+//! ring.
 
 use evenkeel_protocol::{MAX_PORTS, WINDOW};
 use evenkeel_verbs::StagingBuffer;
 
-/// Number of places for credits in the sender's memory. A message's place is its number modulo this.
+/// Number of places for credits in the sender's memory. A message's place is its number modulo
+/// this.
 pub(super) const CREDITS: usize = 2 * WINDOW as usize;
-/// Bytes of a credit with one key: the message's number plus one u64, address u64, key u32, capacity u32, tag u32. Further
-/// keys u32 follow.
+/// Bytes of a credit with one key: the message's number plus one u64, address u64, key u32,
+/// capacity u32, tag u32. Further keys u32 follow.
 const ONE_KEY_BYTES: usize = 28;
 /// Bytes of a credit with the most keys.
 const MAX_CREDIT_BYTES: usize = credit_bytes(MAX_PORTS);
@@ -61,8 +65,8 @@ impl CreditImmediate {
         RING_BIT | messages as u32 & !RING_BIT
     }
 
-    /// The number of messages that have left the ring, given its low bits and an earlier one. `None` if there cannot be so
-    /// many.
+    /// The number of messages that have left the ring, given its low bits and an earlier one.
+    /// `None` if there cannot be so many.
     pub(super) fn ring_progress(low_bits: u32, earlier: u64) -> Option<u64> {
         let more = u64::from(low_bits).wrapping_sub(earlier) & u64::from(!RING_BIT);
         (more <= WINDOW).then_some(earlier + more)

@@ -1,8 +1,10 @@
-//! Eager messages: small messages are sent without waiting for a buffer. They go to a ring in the receiver's memory.
+//! Eager messages: small messages are sent without waiting for a buffer. They go to a ring in the
+//! receiver's memory.
 //!
-//! The sender chooses each message's place in the ring, and the message's immediate data has it. The receiver copies messages
-//! out as buffers are posted, and reports from time to time which have left the ring. The ring is short: a connection whose
-//! receiver is ahead of its sender needs little of it, and every connection has one, also when it is idle.
+//! The sender chooses each message's place in the ring, and the message's immediate data has it.
+//! The receiver copies messages out as buffers are posted, and reports from time to time which have
+//! left the ring. The ring is short: a connection whose receiver is ahead of its sender needs
+//! little of it, and every connection has one, also when it is idle.
 
 use std::collections::VecDeque;
 
@@ -14,13 +16,13 @@ pub(crate) const EAGER_BYTES: usize = 4096;
 pub(super) const RING_BYTES: usize = 4 * EAGER_BYTES;
 /// Places are multiples of this number of bytes: a cache line.
 const PLACE_BYTES: usize = 64;
-/// Number of bytes, and of messages, that leave the ring before the sender is notified. What is left is room for the longest
-/// message, wherever the free bytes begin.
+/// Number of bytes, and of messages, that leave the ring before the sender is notified. What is
+/// left is room for the longest message, wherever the free bytes begin.
 const PROGRESS_BYTES: usize = RING_BYTES / 4;
 const PROGRESS_MESSAGES: u64 = WINDOW / 4;
 
-/// Calls `with` with a temporary buffer for an eager message. Most are short, and clearing room for the longest would cost
-/// more than copying them.
+/// Calls `with` with a temporary buffer for an eager message. Most are short, and clearing room for
+/// the longest would cost more than copying them.
 pub(super) fn with_buffer<T>(length: usize, with: impl FnOnce(&mut [u8]) -> T) -> T {
     const SHORT: usize = 256;
     if length <= SHORT {
@@ -64,7 +66,8 @@ impl EagerRing {
         self.left
     }
 
-    /// The receiver has reported, or its credits show, that messages below this number have left the ring.
+    /// The receiver has reported, or its credits show, that messages below this number have left
+    /// the ring.
     pub(super) fn set_left(&mut self, below: u64) {
         self.left = self.left.max(below);
         while self.held.front().is_some_and(|(message, _)| *message < self.left) {
@@ -72,7 +75,8 @@ impl EagerRing {
         }
     }
 
-    /// The offset for a message, which comes after all earlier ones; `None` if there is no room for it yet.
+    /// The offset for a message, which comes after all earlier ones; `None` if there is no room for
+    /// it yet.
     pub(super) fn reserve(&mut self, message: u64, length: usize) -> Option<usize> {
         if message >= self.left + WINDOW {
             return None;
@@ -165,8 +169,8 @@ mod tests {
         assert_eq!(ring.reserve(WINDOW + 1, 0), None, "empty ones too");
     }
 
-    /// Messages of any length, copied out in any order: no two share bytes of the ring, and the sender never waits once the
-    /// receiver has copied out all.
+    /// Messages of any length, copied out in any order: no two share bytes of the ring, and the
+    /// sender never waits once the receiver has copied out all.
     #[test]
     fn eager_ring_never_stalls() {
         for seed in 0..200 {

@@ -1,4 +1,5 @@
-//! What both ends of a connection share: how it opens, fails and closes, and which thread works on its state.
+//! What both ends of a connection share: how it opens, fails and closes, and which thread works on
+//! its state.
 
 use std::any::Any;
 use std::io;
@@ -63,8 +64,8 @@ pub(crate) trait EndpointState: Send + Sized + 'static {
     fn receive_control(&mut self, base: &Base) -> Result<(), ConnectionError>;
     /// Checks deadlines and what the device has reported, receives control messages, and works.
     fn tick(&mut self, now: Instant, base: &Base) -> Result<(), ConnectionError>;
-    /// Whether something is due at a certain time, beside what [`EndpointCore::has_deadlines`] knows. All else is announced by
-    /// events, so an idle connection has nothing to check.
+    /// Whether something is due at a certain time, beside what [`EndpointCore::has_deadlines`]
+    /// knows. All else is announced by events, so an idle connection has nothing to check.
     fn has_deadlines(&self) -> bool;
     fn in_flight(&self) -> InFlight;
     /// Accounts for what the connection waits for now.
@@ -119,7 +120,8 @@ pub(crate) struct EndpointCore<W> {
     /// Whether requests are done of which the owner is not notified yet.
     pub(super) owner_to_notify: bool,
     opening: Option<(OnOpened, Instant)>,
-    /// Set when the owner has closed the connection and messages are still to be delivered; with the deadline.
+    /// Set when the owner has closed the connection and messages are still to be delivered; with
+    /// the deadline.
     pub(super) lingering: Option<(Linger, Instant)>,
     pub(super) completion_polling: CompletionPolling,
     /// Report the events of the ports' devices.
@@ -129,7 +131,8 @@ pub(crate) struct EndpointCore<W> {
 }
 
 impl<W> EndpointCore<W> {
-    /// `on_opened` is called when the first queue pair is active, or with the reason why it is not by the deadline.
+    /// `on_opened` is called when the first queue pair is active, or with the reason why it is not
+    /// by the deadline.
     pub(super) fn new(
         queue_pairs: QueuePairs<W>,
         stream: Stream,
@@ -154,8 +157,8 @@ impl<W> EndpointCore<W> {
         }
     }
 
-    /// Sends the peer this end's ports, and the memory that the peer writes to, which has room for this number of keys in each
-    /// credit.
+    /// Sends the peer this end's ports, and the memory that the peer writes to, which has room for
+    /// this number of keys in each credit.
     pub(super) fn send_ports(&mut self, memory: &StagingBuffer, keys: usize) {
         let info = |port: &OwnPort| {
             let (adapter, marking) = (&port.adapter, port.adapter.marking(self.traffic_class));
@@ -181,7 +184,8 @@ impl<W> EndpointCore<W> {
         self.eager && self.peer_is_eager
     }
 
-    /// The peer has sent its ports, of which this end's queue pairs use these, with at most `own` of this end's.
+    /// The peer has sent its ports, of which this end's queue pairs use these, with at most `own`
+    /// of this end's.
     pub(super) fn set_peer_ports(
         &mut self,
         ports: Vec<PortInfo>,
@@ -211,8 +215,8 @@ impl<W> EndpointCore<W> {
         self.opening.is_some()
     }
 
-    /// Whether something is due at a certain time: the connection is being opened or closed, or has lost a queue pair or its
-    /// control connection.
+    /// Whether something is due at a certain time: the connection is being opened or closed, or has
+    /// lost a queue pair or its control connection.
     fn has_deadlines(&self) -> bool {
         self.opening.is_some()
             || self.lingering.is_some()
@@ -220,7 +224,8 @@ impl<W> EndpointCore<W> {
             || self.control.ended().is_some()
     }
 
-    /// Fails when a deadline for opening or lingering has passed, or when the completion queue has failed.
+    /// Fails when a deadline for opening or lingering has passed, or when the completion queue has
+    /// failed.
     pub(super) fn check_deadlines(&self, now: Instant) -> Result<(), ConnectionError> {
         for OwnPort { adapter, completions } in self.queue_pairs.all_ports() {
             if adapter.completion_queue_failed(completions) {
@@ -290,8 +295,8 @@ impl<S: EndpointState> Endpoint<S> {
         lock(&self.state)
     }
 
-    /// Fails over to other ports and another control connection, and returns whether that was possible. What was received
-    /// over the old ones counts; what is in flight on them does not.
+    /// Fails over to other ports and another control connection, and returns whether that was
+    /// possible. What was received over the old ones counts; what is in flight on them does not.
     pub(super) fn fail_over(
         this: &Arc<Self>,
         state: &mut S,
@@ -299,8 +304,8 @@ impl<S: EndpointState> Endpoint<S> {
         stream: Stream,
         why: &str,
     ) -> Result<bool, ConnectionError> {
-        // Without a completion queue a port is useless. One that is down keeps its place: it may come back, and each port has its
-        // peer by its place.
+        // Without a completion queue a port is useless. One that is down keeps its place: it may
+        // come back, and each port has its peer by its place.
         let count = state.core().queue_pairs.count();
         let adapters = device.ports();
         let ports = adapters.iter().filter_map(|adapter| OwnPort::open(adapter, count).ok());
@@ -335,7 +340,8 @@ impl<S: EndpointState> Endpoint<S> {
         Ok(true)
     }
 
-    /// Registers the control connection, the completion queues and the devices' events with the workers.
+    /// Registers the control connection, the completion queues and the devices' events with the
+    /// workers.
     fn watch(self: &Arc<Self>, state: &mut S) -> Result<(), ConnectionError> {
         let core = state.core();
         core.queue_pairs.arm()?;

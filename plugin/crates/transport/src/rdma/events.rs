@@ -1,7 +1,8 @@
-//! Asynchronous events of an RDMA device: failed queue pairs and completion queues, and the state of its ports.
+//! Asynchronous events of an RDMA device: failed queue pairs and completion queues, and the state
+//! of its ports.
 //!
-//! A worker waits for them, once for each device. It has the device's endpoints check what concerns them. There are few
-//! events, so idle endpoints cost nothing.
+//! A worker waits for them, once for each device. It has the device's endpoints check what concerns
+//! them. There are few events, so idle endpoints cost nothing.
 
 use std::collections::HashSet;
 use std::io;
@@ -15,8 +16,8 @@ use crate::sync::lock;
 use crate::telemetry::log::Log;
 use crate::weak::WeakList;
 
-/// Maximum number of failed queues of a kind that are remembered. An owner that has already replaced its queue never asks
-/// for it.
+/// Maximum number of failed queues of a kind that are remembered. An owner that has already
+/// replaced its queue never asks for it.
 const MAX_FAILED: usize = 4096;
 
 /// What a device has reported. All its ports share this.
@@ -68,7 +69,8 @@ impl DeviceEvents {
         }
     }
 
-    /// Calls the endpoint when the device has reported something, while the endpoint holds the result.
+    /// Calls the endpoint when the device has reported something, while the endpoint holds the
+    /// result.
     pub(super) fn watch(
         self: &Arc<Self>,
         workers: &Arc<Workers>,
@@ -153,7 +155,8 @@ struct EventSource(Arc<DeviceEvents>);
 impl Source for EventSource {
     fn ready(&self, _readiness: Readiness) {
         if self.0.read_events() {
-            // Collected first, since an endpoint may fail over to another port of the device, and watch it.
+            // Collected first, since an endpoint may fail over to another port of the device, and
+            // watch it.
             let endpoints: Vec<_> = lock(&self.0.endpoints).live().collect();
             endpoints.iter().for_each(|endpoint| endpoint.on_device_events());
         }

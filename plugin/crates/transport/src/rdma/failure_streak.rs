@@ -15,7 +15,8 @@ pub(super) struct FailureStreak {
 }
 
 impl FailureStreak {
-    /// A queue pair has failed. Failures longer ago than the timeout are forgotten, also if nothing was sent since.
+    /// A queue pair has failed. Failures longer ago than the timeout are forgotten, also if nothing
+    /// was sent since.
     pub(super) fn add(&mut self, index: usize, now: Instant, timeout: Duration) {
         if !self.is_recent(now, timeout) {
             *self = Self::default();

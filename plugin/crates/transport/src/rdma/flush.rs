@@ -1,14 +1,16 @@
 //! Flushes: makes received bytes visible in the memory of another device, such as a GPU.
 //!
-//! A completion reports a message when its bytes have left the network device. They are in host memory before the processor
-//! can see the completion. GPU memory is elsewhere on the bus and may get them later. A read takes the same route and does
-//! not pass earlier writes (PCI Express, transaction ordering). Once the network device has read a byte there, the writes
-//! before it have arrived. So a queue pair that is connected to itself reads the message's last byte, as in NCCL's own RDMA
-//! transport.
+//! A completion reports a message when its bytes have left the network device. They are in host
+//! memory before the processor can see the completion. GPU memory is elsewhere on the bus and may
+//! get them later. A read takes the same route and does not pass earlier writes (PCI Express,
+//! transaction ordering). Once the network device has read a byte there, the writes before it have
+//! arrived. So a queue pair that is connected to itself reads the message's last byte, as in NCCL's
+//! own RDMA transport.
 
 //!
-//! Each port has such a queue pair, since a read says nothing of what other devices have written. A flush reads through all of
-//! them. Where one of several ports cannot read any more, the others go on, and nothing more is received over it.
+//! Each port has such a queue pair, since a read says nothing of what other devices have written. A
+//! flush reads through all of them. Where one of several ports cannot read any more, the others go
+//! on, and nothing more is received over it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,7 +32,8 @@ use crate::memory::buffers::RecvBuffer;
 
 /// Maximum number of reads in flight.
 const DEPTH: u32 = MAX_REQUESTS as u32;
-/// How long after the failure of one of several ports what it has received is in memory. A bus takes a small part of it.
+/// How long after the failure of one of several ports what it has received is in memory. A bus
+/// takes a small part of it.
 const SETTLE_TIME: Duration = Duration::from_millis(500);
 
 /// Reads bytes of this process's memory through its own devices.
@@ -80,7 +83,8 @@ impl Flushes {
         Ok(Self { ports, waiting: Vec::new() })
     }
 
-    /// Begins to read the last byte of this memory, which is in these regions. The operation completes with the last read.
+    /// Begins to read the last byte of this memory, which is in these regions. The operation
+    /// completes with the last read.
     pub(super) fn begin(
         &mut self,
         regions: &Regions,
@@ -158,8 +162,8 @@ impl Flushes {
         }
     }
 
-    /// The flushes in flight, to be repeated through other devices. What these devices had received before the connection left
-    /// them has long been in memory by then.
+    /// The flushes in flight, to be repeated through other devices. What these devices had received
+    /// before the connection left them has long been in memory by then.
     pub(super) fn into_pending(self) -> impl Iterator<Item = (RecvBuffer, Arc<Operation>)> {
         let mut begun: Vec<Arc<PendingFlush>> = Vec::new();
         for read in self.ports.into_iter().flat_map(|port| port.pending) {
@@ -275,7 +279,8 @@ impl PortFlush {
                     self.fail(why);
                     break;
                 }
-                // Reads complete in order, and flushed work is reported after the work that has failed.
+                // Reads complete in order, and flushed work is reported after the work that has
+                // failed.
                 _ => {
                     if let Some(read) = self.pending.pop_front() {
                         read.flush.read();
@@ -287,7 +292,8 @@ impl PortFlush {
         Ok(any)
     }
 
-    /// Completes the reads of a port that cannot read, once what it has received is in memory. Returns whether there were any.
+    /// Completes the reads of a port that cannot read, once what it has received is in memory.
+    /// Returns whether there were any.
     fn settle(&mut self) -> bool {
         let is_settled =
             self.failure.as_ref().is_some_and(|(since, _)| since.elapsed() >= SETTLE_TIME);

@@ -1,11 +1,12 @@
-//! The limit of locked memory (`RLIMIT_MEMLOCK`). Memory that is registered with an RDMA device is locked.
+//! The limit of locked memory (`RLIMIT_MEMLOCK`). Memory that is registered with an RDMA device is
+//! locked.
 
 use std::fs;
 
 use rustix::process::{Resource, getrlimit};
 
-/// Minimum limit in bytes: less than any training needs, and more than container runtimes give by default. Pre-flight checks
-/// nodes for the same limit.
+/// Minimum limit in bytes: less than any training needs, and more than container runtimes give by
+/// default. Pre-flight checks nodes for the same limit.
 const MIN_MEMLOCK: u64 = 64 << 20;
 /// Number of the capability that lifts the limit (capabilities(7)).
 const CAP_IPC_LOCK: u32 = 14;
@@ -16,7 +17,8 @@ pub(super) fn check() -> Result<(), String> {
     check_limit(getrlimit(Resource::Memlock).current, &status)
 }
 
-/// As [`check`], given the limit in bytes, if there is one, and the process's status file (proc_pid_status(5)).
+/// As [`check`], given the limit in bytes, if there is one, and the process's status file
+/// (proc_pid_status(5)).
 fn check_limit(limit: Option<u64>, status: &str) -> Result<(), String> {
     match limit {
         Some(bytes) if bytes < MIN_MEMLOCK && !is_exempt(status) => Err(format!(

@@ -1,4 +1,5 @@
-//! The types of memory in which messages may be: host memory, and GPU memory where a device supports it.
+//! The types of memory in which messages may be: host memory, and GPU memory where a device
+//! supports it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,11 +15,13 @@ const PEER_MEMORY: [&str; 3] = [
     "kernel/mm/memory_peers/nv_mem_nc/version",
 ];
 
-/// The memory in which messages may be, besides the host's: GPU memory that the network device reads and writes itself.
+/// The memory in which messages may be, besides the host's: GPU memory that the network device
+/// reads and writes itself.
 ///
-/// The processor cannot access such memory, so a connection that may use it copies no message. Its sender sends nothing
-/// before the receiver has posted a buffer, and each buffer's tag is advertised, from the first on. This applies to both
-/// ends as soon as one of them asks for such memory.
+/// The processor cannot access such memory, so a connection that may use it copies no message. Its
+/// sender sends nothing before the receiver has posted a buffer, and each buffer's tag is
+/// advertised, from the first on. This applies to both ends as soon as one of them asks for such
+/// memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryTypes {
     /// GPU memory that is registered by its address (`NCCL_PTR_CUDA`).
@@ -41,8 +44,9 @@ impl MemoryTypes {
 
     /// What of it is offered, or why only host memory is.
     ///
-    /// The caller has to know a device's memory types before there are connections. If TCP may turn out to carry one of
-    /// them, only host memory can be offered. `host_memory_only` is another reason of the transport's owner.
+    /// The caller has to know a device's memory types before there are connections. If TCP may turn
+    /// out to carry one of them, only host memory can be offered. `host_memory_only` is another
+    /// reason of the transport's owner.
     pub(crate) fn offered(
         self,
         mode: TransportMode,
@@ -78,7 +82,8 @@ impl MemoryTypes {
     }
 }
 
-/// The warning that `auto` does without the GPU memory that these ports support; `None` if none supports any.
+/// The warning that `auto` does without the GPU memory that these ports support; `None` if none
+/// supports any.
 pub(super) fn warn_of_auto<'a>(
     ports: impl Iterator<Item = (&'a str, MemoryTypes)>,
 ) -> Option<String> {

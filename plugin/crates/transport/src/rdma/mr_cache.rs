@@ -1,4 +1,5 @@
-//! Registration of message memory by its owner. Messages in such memory then need no registration of their own.
+//! Registration of message memory by its owner. Messages in such memory then need no registration
+//! of their own.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -15,8 +16,8 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::memory::buffers::RecvBuffer;
 
-/// Memory that is registered with a device, until this is dropped. A message with the handle needs no search for its region;
-/// without one, it is found in the device's cache.
+/// Memory that is registered with a device, until this is dropped. A message with the handle needs
+/// no search for its region; without one, it is found in the device's cache.
 pub struct MrHandle {
     /// With the device, and with those that its connections may fail over to.
     regions: Vec<Arc<MemoryRegion>>,
@@ -69,14 +70,16 @@ impl MrHandle {
 pub struct MrCache {
     /// The device's ports. Empty where TCP carries messages, which need no registration.
     adapters: Vec<Arc<Adapter>>,
-    /// Ports to which connections may fail over, for GPU memory: it cannot be registered at that time.
+    /// Ports to which connections may fail over, for GPU memory: it cannot be registered at that
+    /// time.
     failover_adapters: Vec<Arc<Adapter>>,
     /// The memory in which the connections' messages may be.
     memory_types: MemoryTypes,
 }
 
 impl MrCache {
-    /// For memory of these types and for connections of this device, which may fail over to the others.
+    /// For memory of these types and for connections of this device, which may fail over to the
+    /// others.
     pub(crate) fn new(
         device: &Device,
         others: impl Iterator<Item = Device>,
@@ -93,7 +96,8 @@ impl MrCache {
     /// Registers host memory; `None` where messages need no registration.
     ///
     /// # Errors
-    /// [`ErrorKind::System`](crate::ErrorKind::System) when the memory is not the process's or may not be locked.
+    /// [`ErrorKind::System`](crate::ErrorKind::System) when the memory is not the process's or may
+    /// not be locked.
     pub fn register(&self, memory: RecvBuffer) -> Result<Option<MrHandle>, Error> {
         if self.adapters.is_empty() {
             return Ok(None);
@@ -103,11 +107,13 @@ impl MrCache {
         Ok(Some(MrHandle { regions, _owned: owned.collect() }))
     }
 
-    /// Registers GPU memory by its address, which the GPU's driver resolves. The contract is that of [`RecvBuffer::new`].
+    /// Registers GPU memory by its address, which the GPU's driver resolves. The contract is that
+    /// of [`RecvBuffer::new`].
     ///
     /// # Errors
     /// [`ErrorKind::System`](crate::ErrorKind::System) when no driver knows the memory,
-    /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) where messages may not be in such memory.
+    /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) where messages may not be in such
+    /// memory.
     pub fn register_peer_memory(&self, memory: RecvBuffer) -> Result<MrHandle, Error> {
         if self.adapters.is_empty() || !self.memory_types.peer_memory {
             return Err(self.not_supported("memory of a GPU by its address"));
@@ -115,11 +121,13 @@ impl MrCache {
         self.register_all(|adapter| adapter.regions.buffer_region(memory))
     }
 
-    /// Registers the memory of a DMA-BUF: `length` bytes from `offset` in it, which have this `address`.
+    /// Registers the memory of a DMA-BUF: `length` bytes from `offset` in it, which have this
+    /// `address`.
     ///
     /// # Errors
     /// [`ErrorKind::System`](crate::ErrorKind::System) when the device cannot do that,
-    /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) where messages may not be in such memory.
+    /// [`ErrorKind::Argument`](crate::ErrorKind::Argument) where messages may not be in such
+    /// memory.
     pub fn register_dma_buffer(
         &self,
         buffer: BorrowedFd<'_>,
@@ -138,7 +146,8 @@ impl MrCache {
         })
     }
 
-    /// Registers memory with the device's ports, as [`MrCache::register_own`], and with those of the others that accept it.
+    /// Registers memory with the device's ports, as [`MrCache::register_own`], and with those of
+    /// the others that accept it.
     fn register_all(
         &self,
         register: impl Fn(&Adapter) -> Result<Arc<MemoryRegion>, Error>,
@@ -149,7 +158,8 @@ impl MrCache {
         Ok(MrHandle { regions, _owned: Vec::new() })
     }
 
-    /// Registers memory with the device's ports, which must succeed. Of several ports, those that are down need not.
+    /// Registers memory with the device's ports, which must succeed. Of several ports, those that
+    /// are down need not.
     fn register_own(
         &self,
         register: impl Fn(&Adapter) -> Result<Arc<MemoryRegion>, Error>,

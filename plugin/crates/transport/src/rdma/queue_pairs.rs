@@ -20,18 +20,22 @@ use crate::sys::{self, PathFigures};
 use crate::telemetry::counters::FlowCounters;
 use crate::telemetry::metrics::FlowObservation;
 
-/// Number of receives that are posted to a queue pair: as many as messages may be on their way. Without any left, its device
-/// asks the peer's to wait. Long messages may have more parts, of which few are sent ahead.
+/// Number of receives that are posted to a queue pair: as many as messages may be on their way.
+/// Without any left, its device asks the peer's to wait. Long messages may have more parts, of
+/// which few are sent ahead.
 const POSTED_RECEIVES: usize = WINDOW as usize;
 /// Room of a queue pair for receives.
 const MAX_RECEIVES: u32 = POSTED_RECEIVES as u32;
-/// Maximum number of writes in flight on a queue pair. Each has room in its device's queue, which is pinned memory, also
-/// while the connection is idle; others go to another queue pair. A probe has it before the first write.
+/// Maximum number of writes in flight on a queue pair. Each has room in its device's queue, which
+/// is pinned memory, also while the connection is idle; others go to another queue pair. A probe
+/// has it before the first write.
 const MAX_WRITES: usize = 32;
 const _: () = assert!(MAX_WRITES <= MAX_PARTS_IN_FLIGHT);
-/// Maximum number of bytes of an inline write, if the device supports that: mlx5's entries have room for so many anyway.
+/// Maximum number of bytes of an inline write, if the device supports that: mlx5's entries have
+/// room for so many anyway.
 const MAX_INLINE: u32 = 60;
-/// Bytes that a probe reads: a packet of the largest MTU. The peer's memory begins with at least so many.
+/// Bytes that a probe reads: a packet of the largest MTU. The peer's memory begins with at least so
+/// many.
 pub(super) const PROBE_BYTES: u32 = 4096;
 const _: () = assert!(PROBE_BYTES as usize <= RING_BYTES);
 /// How long a failed queue pair may take to complete all its work.
@@ -61,8 +65,8 @@ impl OwnPort {
 
 /// The queue pairs of one end, known by their index. `W` is what is noted of a write.
 ///
-/// Each has a port of either end. A queue pair that fails has only the same two ports to use, but what it carried goes to
-/// those of other ports.
+/// Each has a port of either end. A queue pair that fails has only the same two ports to use, but
+/// what it carried goes to those of other ports.
 pub(super) struct QueuePairs<W> {
     /// Never empty.
     ports: Vec<OwnPort>,
@@ -81,7 +85,8 @@ pub(super) struct QueuePairs<W> {
 /// The place of a queue pair, which is replaced when it fails.
 pub(super) struct QueuePairSlot<W> {
     state: QueuePairState,
-    /// Whether there was a queue pair. The first one is opened with the connection, others when those before are full.
+    /// Whether there was a queue pair. The first one is opened with the connection, others when
+    /// those before are full.
     opened: bool,
     pair: Option<QueuePair>,
     /// Number of the first packet that it sends.
@@ -101,7 +106,8 @@ pub(super) struct QueuePairSlot<W> {
     probing: bool,
     /// Since when it has not worked, and why.
     down: Option<(Instant, String)>,
-    /// Set when its replacement has failed too, and the connection may have other ports: not replaced before this time.
+    /// Set when its replacement has failed too, and the connection may have other ports: not
+    /// replaced before this time.
     not_before: Option<Instant>,
     /// When it was offered to the peer last.
     offered: Option<Instant>,
@@ -225,7 +231,8 @@ impl<W> QueuePairs<W> {
         self.port_pairs
     }
 
-    /// Whether a queue pair can be used. With several pairs of ports, the connection does without those that fail.
+    /// Whether a queue pair can be used. With several pairs of ports, the connection does without
+    /// those that fail.
     pub(super) fn is_usable(&self) -> bool {
         self.slots.iter().any(|slot| slot.state == QueuePairState::Active)
     }
@@ -259,7 +266,8 @@ impl<W> QueuePairs<W> {
         self.slots[index].opened
     }
 
-    /// The next slot that has had no queue pair, if those of all slots before it with the same ports are active.
+    /// The next slot that has had no queue pair, if those of all slots before it with the same
+    /// ports are active.
     pub(super) fn next_unopened(&self) -> Option<usize> {
         let is_next = |index: &usize| {
             let mut before = (index % self.port_pairs..*index).step_by(self.port_pairs);
@@ -274,8 +282,8 @@ impl<W> QueuePairs<W> {
         self.slots.iter().any(|slot| slot.down.is_some())
     }
 
-    /// The memory regions of a buffer that the peer writes to: those of them that are `registered` with the present ports,
-    /// and new ones.
+    /// The memory regions of a buffer that the peer writes to: those of them that are `registered`
+    /// with the present ports, and new ones.
     pub(super) fn recv_regions(
         &self,
         buffer: &RecvBuffer,
@@ -327,7 +335,8 @@ impl<W> QueuePairs<W> {
         port.adapter.regions.region(previous, start, length, access, register)
     }
 
-    /// Moves to other ports, or starts again at these. All queue pairs end; completions that were not polled are lost.
+    /// Moves to other ports, or starts again at these. All queue pairs end; completions that were
+    /// not polled are lost.
     pub(super) fn move_to(&mut self, ports: Vec<OwnPort>, why: &str) {
         let gid = self.gids();
         let opened = self.slots.iter_mut().enumerate().filter(|(_, slot)| slot.opened);
@@ -435,7 +444,8 @@ impl<W> QueuePairs<W> {
         Ok(())
     }
 
-    /// The peer's queue pair receives: this one may send. Returns whether it replaces one that has failed.
+    /// The peer's queue pair receives: this one may send. Returns whether it replaces one that has
+    /// failed.
     pub(super) fn activate(&mut self, index: usize) -> bool {
         let slot = &mut self.slots[index];
         if slot.state == QueuePairState::Connected {
@@ -458,7 +468,8 @@ impl<W> QueuePairs<W> {
             .map(|(index, _)| index)
     }
 
-    /// Posts a write of a few bytes. They are inline if they fit, and else at this offset of a staging buffer.
+    /// Posts a write of a few bytes. They are inline if they fit, and else at this offset of a
+    /// staging buffer.
     pub(super) fn write_copy(
         &mut self,
         index: usize,
@@ -509,8 +520,8 @@ impl<W> QueuePairs<W> {
         Ok(())
     }
 
-    /// Probes a connected queue pair: a read of [`PROBE_BYTES`] of the peer's memory shows whether packets of full length get
-    /// through.
+    /// Probes a connected queue pair: a read of [`PROBE_BYTES`] of the peer's memory shows whether
+    /// packets of full length get through.
     pub(super) fn probe(
         &mut self,
         index: usize,
@@ -598,7 +609,8 @@ impl<W> QueuePairs<W> {
         }
     }
 
-    /// Stops a queue pair that receives. Returns whether this has stopped it. It is drained once all its work is complete.
+    /// Stops a queue pair that receives. Returns whether this has stopped it. It is drained once
+    /// all its work is complete.
     pub(super) fn stop(&mut self, index: usize, why: &str) -> bool {
         let (gid, has_others) = (self.adapter(index).gid(), self.port_pairs > 1);
         let slot = &mut self.slots[index];
@@ -623,8 +635,8 @@ impl<W> QueuePairs<W> {
         true
     }
 
-    /// Stops the queue pairs that the device reports as failed, and returns their indexes. Ends the drain of those that take
-    /// too long.
+    /// Stops the queue pairs that the device reports as failed, and returns their indexes. Ends the
+    /// drain of those that take too long.
     pub(super) fn check_failures(&mut self, now: Instant) -> Vec<usize> {
         let mut stopped = Vec::new();
         for index in 0..self.slots.len() {
@@ -660,8 +672,8 @@ impl<W> QueuePairs<W> {
         std::mem::take(&mut self.slots[index].unconfirmed)
     }
 
-    /// Since when the queue pair that has been down for longest is down, and why. With several pairs of ports: since when none
-    /// is active.
+    /// Since when the queue pair that has been down for longest is down, and why. With several
+    /// pairs of ports: since when none is active.
     pub(super) fn longest_down(&self) -> Option<(Instant, &str)> {
         let down = self.slots.iter().filter_map(|slot| slot.down.as_ref());
         let found = match self.port_pairs {
@@ -726,8 +738,9 @@ impl<W> QueuePairSlot<W> {
     }
 }
 
-/// Room of the completion queue of this number of queue pairs: for the work of each, and for what is left of a predecessor
-/// whose drain took too long. For two of them it is a power of two, with the entry that devices add.
+/// Room of the completion queue of this number of queue pairs: for the work of each, and for what
+/// is left of a predecessor whose drain took too long. For two of them it is a power of two, with
+/// the entry that devices add.
 fn completion_queue_depth(count: usize) -> u32 {
     (MAX_WRITES as u32 + MAX_RECEIVES) * count as u32 + MAX_RECEIVES - 1
 }
@@ -746,13 +759,15 @@ mod tests {
     use super::super::{receiver, sender};
     use super::*;
 
-    /// A pair of connections, one in each direction, with two queue pairs each. Soft-RoCE's queues are in the kernel's memory, so
-    /// this computes what mlx5 has in the process's, by the sizes of its structures.
+    /// A pair of connections, one in each direction, with two queue pairs each. Soft-RoCE's queues
+    /// are in the kernel's memory, so this computes what mlx5 has in the process's, by the sizes of
+    /// its structures.
     #[test]
     fn idle_pair_pins_little_memory_with_mlx5() {
         const COUNT: usize = 2;
         let pages = |bytes: usize| bytes.next_multiple_of(4096);
-        // Room for a control segment and the longest operation, which binds a memory window, and for inline bytes.
+        // Room for a control segment and the longest operation, which binds a memory window, and
+        // for inline bytes.
         let entry = 16 + 176 + (4 + MAX_INLINE as usize).next_multiple_of(16);
         let sends = (MAX_WRITES * entry.next_multiple_of(64)).next_power_of_two();
         let receives = POSTED_RECEIVES.next_power_of_two() * 16;

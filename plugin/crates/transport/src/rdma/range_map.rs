@@ -7,9 +7,11 @@ use std::sync::{Arc, Weak};
 /// Minimum number of entries before those that have ended are removed.
 const MIN_SWEEP: usize = 64;
 
-/// Ranges of addresses with their objects, which others own. A search takes logarithmic time, however ranges overlap.
+/// Ranges of addresses with their objects, which others own. A search takes logarithmic time,
+/// however ranges overlap.
 pub(super) struct RangeMap<T> {
-    /// The outermost ranges by their starts. None covers another one, so their ends are in the same order.
+    /// The outermost ranges by their starts. None covers another one, so their ends are in the same
+    /// order.
     outermost: BTreeMap<Start, Outermost<T>>,
     /// Number of entries, with those that are inside others.
     entries: usize,
@@ -131,7 +133,8 @@ impl<T> RangeMap<T> {
         inside
     }
 
-    /// Removes the ranges that have ended. It takes time for each entry, so it waits until there are twice as many.
+    /// Removes the ranges that have ended. It takes time for each entry, so it waits until there
+    /// are twice as many.
     fn sweep(&mut self) {
         let all = std::mem::take(&mut self.outermost);
         self.entries = 0;
@@ -170,7 +173,8 @@ mod tests {
     #[test]
     fn registrations_cost_a_message_a_logarithm_of_their_number() {
         const COUNT: u64 = 20_000;
-        // A binary search needs 15 comparisons, a tree with some keys in each node a few times as many.
+        // A binary search needs 15 comparisons, a tree with some keys in each node a few times as
+        // many.
         const MAX: usize = 15 * 8;
         let mut map = RangeMap::default();
         let (small, all) = comparisons(|| {

@@ -1,4 +1,5 @@
-//! The receiver: posts buffers, writes credits for them, and completes messages as their parts are received.
+//! The receiver: posts buffers, writes credits for them, and completes messages as their parts are
+//! received.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -48,8 +49,8 @@ pub(crate) type Receiver = Endpoint<RecvState>;
 /// The state of the receiving end.
 pub(crate) struct RecvState {
     core: EndpointCore<()>,
-    /// The ring that the sender writes eager messages to, from its first byte on, and copies of the credits in flight, from
-    /// [`RING_BYTES`] on.
+    /// The ring that the sender writes eager messages to, from its first byte on, and copies of the
+    /// credits in flight, from [`RING_BYTES`] on.
     staging: StagingBuffer,
     /// Number of ports for whose keys the copies have room.
     own_ports: usize,
@@ -88,8 +89,8 @@ struct PostedBuffer {
 }
 
 impl Receiver {
-    /// Starts to open a connection with this number of queue pairs, whose control connection is open. The sender may fail
-    /// over to the `alternates`.
+    /// Starts to open a connection with this number of queue pairs, whose control connection is
+    /// open. The sender may fail over to the `alternates`.
     pub(crate) fn open(
         context: Context,
         workers: &Arc<Workers>,
@@ -200,8 +201,8 @@ impl Receiver {
         begun.map(|()| Request::new(operation, Arc::clone(this) as Arc<dyn Owner>))
     }
 
-    /// Has `post` post this number of buffers if there is room, and returns whether there is. The outer errors of `post` are
-    /// the caller's, the inner ones end the connection.
+    /// Has `post` post this number of buffers if there is room, and returns whether there is. The
+    /// outer errors of `post` are the caller's, the inner ones end the connection.
     fn accept_buffers(
         this: &Arc<Self>,
         count: usize,
@@ -273,7 +274,8 @@ impl EndpointState for RecvState {
             {
                 return Err(ConnectionError(ErrorKind::System, why.clone()));
             }
-            // Nothing more may arrive over a port that cannot flush. Its queue pairs are replaced, and then it can again.
+            // Nothing more may arrive over a port that cannot flush. Its queue pairs are replaced,
+            // and then it can again.
             for (port, why) in flush.take_failed_ports() {
                 self.stop_port(port, &why, base);
             }
@@ -447,8 +449,8 @@ impl RecvState {
         regions.unwrap_or_default()
     }
 
-    /// The memory regions that a buffer needs: those in which it is `registered`, unless the connection has failed over
-    /// since.
+    /// The memory regions that a buffer needs: those in which it is `registered`, unless the
+    /// connection has failed over since.
     fn regions(&self, buffer: &RecvBuffer, registered: Regions) -> Result<Regions, Error> {
         match self.needs_region(buffer) {
             true => self.core.queue_pairs.recv_regions(buffer, registered),
@@ -533,8 +535,8 @@ impl RecvState {
         Ok(())
     }
 
-    /// The sender has sent messages with the same tag, up to the one `below`, with these lengths. Those without a buffer are
-    /// unexpected.
+    /// The sender has sent messages with the same tag, up to the one `below`, with these lengths.
+    /// Those without a buffer are unexpected.
     fn accept_unexpected(
         &mut self,
         below: u64,
@@ -559,8 +561,8 @@ impl RecvState {
         self.check_credit_request()
     }
 
-    /// Posts memory for unexpected messages. Beyond the bounds of the connection and the process they wait, and so do those
-    /// behind them.
+    /// Posts memory for unexpected messages. Beyond the bounds of the connection and the process
+    /// they wait, and so do those behind them.
     fn post_unexpected(&mut self, base: &Base) -> Result<(), ConnectionError> {
         while let Some(length) = self.unexpected_lengths.front().copied() {
             if !self.tags.has_unexpected_room(length as u64) {
@@ -629,7 +631,8 @@ impl RecvState {
             let Some((_, capacity, PostedBuffer { buffer, tag, regions, .. })) = posted else {
                 continue;
             };
-            // Without a region nothing is written to the buffer; the credit only advertises the tag.
+            // Without a region nothing is written to the buffer; the credit only advertises the
+            // tag.
             let credit = Credit {
                 address: if regions.is_empty() { 0 } else { buffer.address() },
                 keys: regions.remote_keys(),
@@ -664,7 +667,8 @@ impl RecvState {
         Ok(())
     }
 
-    /// Fails if the message for which the sender has requested a credit does not fit into its buffer, once that is posted.
+    /// Fails if the message for which the sender has requested a credit does not fit into its
+    /// buffer, once that is posted.
     fn check_credit_request(&mut self) -> Result<(), ConnectionError> {
         let Some((message, length)) = self.credit_request else { return Ok(()) };
         let posted = self.arrivals.posted().find(|(number, ..)| *number == message);
@@ -718,8 +722,8 @@ impl RecvState {
             if own != QueuePairInfo::NONE
                 && let Err(error) = self.core.queue_pairs.connect(index, &port, pair, port.marking)
             {
-                // The ports may have no route although their TCP addresses have. Without an answer, the sender tries other
-                // paths.
+                // The ports may have no route although their TCP addresses have. Without an answer,
+                // the sender tries other paths.
                 if !may_wait && !has_others {
                     return Err(error.into());
                 }
@@ -741,7 +745,8 @@ impl RecvState {
         Ok(())
     }
 
-    /// Writes all credits again, and the progress of the ring: some may have been lost with a queue pair.
+    /// Writes all credits again, and the progress of the ring: some may have been lost with a queue
+    /// pair.
     fn repeat_credits(&mut self) {
         let all = self.arrivals.posted().filter(|(.., posted)| self.needs_credit(posted));
         self.pending_credits = all.map(|(number, ..)| number).collect();
@@ -753,7 +758,8 @@ impl RecvState {
         !posted.regions.is_empty() || self.tags.advertises()
     }
 
-    /// How long the sender may take to fail over, or to use the path again, if it has not closed the connection.
+    /// How long the sender may take to fail over, or to use the path again, if it has not closed
+    /// the connection.
     fn failover_timeout(&self, base: &Base) -> Option<Duration> {
         Some(match self.core.control.path_failure()? {
             PathFailure::Unreachable => base.context.settings.recovery_timeout,

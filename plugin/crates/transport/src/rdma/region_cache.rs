@@ -10,12 +10,14 @@ use crate::memory::buffers::RecvBuffer;
 use crate::sync::lock;
 use crate::telemetry::counters::Counter;
 
-/// The memory regions of a device. Each user holds a reference to its region, which ends with the last of them.
+/// The memory regions of a device. Each user holds a reference to its region, which ends with the
+/// last of them.
 pub(crate) struct RegionCache {
     context: Arc<Context>,
     /// Searched for each message whose caller has not registered its memory itself.
     regions: Mutex<Regions>,
-    /// Host memory that its owner has registered here, and that other devices may need after a failover.
+    /// Host memory that its owner has registered here, and that other devices may need after a
+    /// failover.
     owned: Mutex<RangeMap<OwnedMemory>>,
     /// Number of registrations with the device.
     pub(crate) registered: Counter,
@@ -67,8 +69,8 @@ impl RegionCache {
 
     /// A region that covers these bytes; without one, `register` makes it.
     ///
-    /// If the owner of the bytes has registered them with a `previous` port of the connection, all that was registered
-    /// there is registered here too. That region lasts as long as the owner's.
+    /// If the owner of the bytes has registered them with a `previous` port of the connection, all
+    /// that was registered there is registered here too. That region lasts as long as the owner's.
     pub(crate) fn region<'a>(
         &self,
         previous: impl Iterator<Item = &'a Self>,

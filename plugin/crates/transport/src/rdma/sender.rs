@@ -30,10 +30,12 @@ use crate::stream::Stream;
 use crate::sys;
 use crate::telemetry::chunk_events::{ChunkDescription, ChunkEvent};
 
-/// Maximum number of full parts in flight on a queue pair. Other queue pairs take what is left. With several ports each has a
-/// share of it: a message ends with the parts that its slowest port has taken.
+/// Maximum number of full parts in flight on a queue pair. Other queue pairs take what is left.
+/// With several ports each has a share of it: a message ends with the parts that its slowest port
+/// has taken.
 const PARTS_AHEAD: u64 = 4;
-/// Number of messages in flight from which on a caller that sends another one polls completions first.
+/// Number of messages in flight from which on a caller that sends another one polls completions
+/// first.
 const POLL_THRESHOLD: usize = 16;
 /// Maximum number of failures of queue pairs in a row, without a write that succeeds.
 const MAX_FAILURES: u32 = 64;
@@ -42,7 +44,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The same after a failover: the peer may have to register much memory first.
 const FAILOVER_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The sender's staging buffer: credits, from its first byte on, bytes that probes overwrite, and copies of eager messages.
+/// The sender's staging buffer: credits, from its first byte on, bytes that probes overwrite, and
+/// copies of eager messages.
 #[derive(Clone, Copy)]
 pub(super) struct StagingLayout {
     /// Number of keys that a credit has room for.
@@ -80,10 +83,11 @@ pub(crate) struct SendState {
     /// What the receiver writes, and copies of eager messages.
     staging: StagingBuffer,
     layout: StagingLayout,
-    /// The credits received, by message number modulo [`CREDITS`]. They are copied when they are complete: the memory may
-    /// already hold half of a later one.
+    /// The credits received, by message number modulo [`CREDITS`]. They are copied when they are
+    /// complete: the memory may already hold half of a later one.
     received_credits: Vec<Option<(u64, Credit)>>,
-    /// The receiver's eager ring. The copies have the same offsets, and stay until they are acknowledged.
+    /// The receiver's eager ring. The copies have the same offsets, and stay until they are
+    /// acknowledged.
     ring: EagerRing,
     /// Maximum number of bytes of a part.
     part_bytes: u64,
@@ -96,7 +100,8 @@ pub(crate) struct SendState {
     tags: TagGate,
     /// Parts that are to be sent again.
     retransmissions: VecDeque<MessagePart>,
-    /// Number of messages whose requests are not done. The request of an eager message is done once the message is copied.
+    /// Number of messages whose requests are not done. The request of an eager message is done once
+    /// the message is copied.
     requests: usize,
     /// The caller has a message, and the peer has advertised no buffer for it.
     is_refused: bool,
@@ -108,7 +113,8 @@ pub(crate) struct SendState {
     control_lost: Option<(Instant, String)>,
     /// The message for which a credit was last requested.
     requested_credit: Option<u64>,
-    /// Whether the peer does not answer, although queue pairs carry messages: the control connection's port may have failed.
+    /// Whether the peer does not answer, although queue pairs carry messages: the control
+    /// connection's port may have failed.
     is_unanswered: bool,
     /// Queue pairs that the log says the connection does without, one bit for each.
     left_alone: u8,
@@ -125,14 +131,16 @@ struct OutgoingMessage {
     operation: Arc<Operation>,
     /// Its destination, if it is not eager.
     credit: Option<Credit>,
-    /// With the ports that have sent parts of it, and with those for which its caller has registered it.
+    /// With the ports that have sent parts of it, and with those for which its caller has
+    /// registered it.
     regions: Regions,
     /// Number of parts that were sent.
     parts_sent: u32,
     /// Number of parts that were acknowledged.
     parts_acked: u32,
     done: bool,
-    /// Those of parts on their way, by the parts' numbers. Empty for messages that are not observed.
+    /// Those of parts on their way, by the parts' numbers. Empty for messages that are not
+    /// observed.
     events: Vec<Option<ChunkEvent>>,
 }
 
@@ -156,7 +164,8 @@ impl OutgoingMessage {
 }
 
 impl Sender {
-    /// The number of queue pairs of a connection. Each pair of ports has as many as the setting says, as far as possible.
+    /// The number of queue pairs of a connection. Each pair of ports has as many as the setting
+    /// says, as far as possible.
     pub(crate) fn queue_pair_count(destination: &Destination) -> u16 {
         let count =
             destination.context.settings.queue_pairs as usize * Self::port_pairs(destination);
@@ -272,7 +281,8 @@ impl Sender {
             state.requests += 1;
             state.is_refused = false;
             state.post_work(base)?;
-            // Earlier messages that could be sent were sent before. So what is done now is this message, as the caller sees.
+            // Earlier messages that could be sent were sent before. So what is done now is this
+            // message, as the caller sees.
             let done = std::mem::take(&mut state.core.owner_to_notify);
             if state.core.completion_polling.caller_sends(!done) {
                 state.core.queue_pairs.arm()?;
@@ -324,7 +334,8 @@ impl EndpointState for SendState {
                 CreditImmediate::Credit(number) => {
                     let place = &mut self.received_credits[number as usize % CREDITS];
                     let credit = Credit::read(&self.staging, number, self.layout.keys);
-                    // One that was repeated over another queue pair may come after that of a later message, in the same place.
+                    // One that was repeated over another queue pair may come after that of a later
+                    // message, in the same place.
                     let message =
                         |credit: &Option<(u64, Credit)>| credit.map(|(message, _)| message);
                     if message(&credit) > message(place) {
@@ -483,7 +494,8 @@ impl EndpointState for SendState {
 }
 
 impl SendState {
-    /// Sends the peer this end's ports, and offers the first queue pair of each pair of ports and those that were opened before.
+    /// Sends the peer this end's ports, and offers the first queue pair of each pair of ports and
+    /// those that were opened before.
     fn send_port_and_offers(&mut self) -> Result<(), Error> {
         self.core.send_ports(&self.staging, self.layout.keys);
         let port_pairs = self.core.queue_pairs.port_pairs();
@@ -516,7 +528,8 @@ impl SendState {
         Ok(())
     }
 
-    /// Asks which parts the peer has of those that a queue pair has carried. This end cannot have another one there.
+    /// Asks which parts the peer has of those that a queue pair has carried. This end cannot have
+    /// another one there.
     fn offer_none(&mut self, index: usize) {
         self.core.queue_pairs.leave_empty(index);
         self.send_offer(index, QueuePairInfo::NONE);
@@ -624,7 +637,8 @@ impl SendState {
                 Ok(()) => {}
                 Err(error) if has_others => queue_pairs.give_up(index, &error.to_string()),
                 Err(error) if !can_fail_over => return Err(error.into()),
-                // The ports may have no route although their TCP addresses have: other paths are tried.
+                // The ports may have no route although their TCP addresses have: other paths are
+                // tried.
                 Err(error) => {
                     base.info(&format!("cannot connect a queue pair: {error}"));
                     return Ok(());
@@ -646,12 +660,14 @@ impl SendState {
         Ok(())
     }
 
-    /// Whether the connection outlives a path: where there is no other one, the same may work again.
+    /// Whether the connection outlives a path: where there is no other one, the same may work
+    /// again.
     fn can_fail_over(&self) -> bool {
         !self.core.is_opening()
     }
 
-    /// Tries other paths if nothing gets through on the present one, and stops doing so if something does.
+    /// Tries other paths if nothing gets through on the present one, and stops doing so if
+    /// something does.
     fn update_failover(&mut self, now: Instant) {
         if !self.can_fail_over() {
             return;
@@ -869,7 +885,8 @@ impl SendState {
             } else {
                 let (work_request, queue_pair) = queue_pairs.next_work(index);
                 let bytes_sent = bytes.len();
-                // The request may be reported as soon as the message is copied, so the event ends here.
+                // The request may be reported as soon as the message is copied, so the event ends
+                // here.
                 drop(ChunkEvent::begin(message.buffer.mark(), || ChunkDescription::Rdma {
                     work_request,
                     queue_pair,
@@ -892,8 +909,9 @@ impl SendState {
         length.saturating_sub(u64::from(part.index) * self.part_bytes).min(self.part_bytes)
     }
 
-    /// Requests the credit that the next message waits for, once. Small buffers get no credit, since eager messages need
-    /// none, so without the request the receiver would not notice that a message is too long for one.
+    /// Requests the credit that the next message waits for, once. Small buffers get no credit,
+    /// since eager messages need none, so without the request the receiver would not notice that a
+    /// message is too long for one.
     fn request_credit(&mut self) {
         if self.waits_for_credit()
             && let Some(message) = self.messages.get((self.next - self.first) as usize)

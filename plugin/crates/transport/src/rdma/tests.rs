@@ -1,4 +1,5 @@
-//! Tests of connections over real verbs, within one process: from the first RDMA port of this host to the last one.
+//! Tests of connections over real verbs, within one process: from the first RDMA port of this host
+//! to the last one.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -71,7 +72,8 @@ pub(super) fn message(number: usize, length: usize) -> Block {
     block
 }
 
-/// Sends messages of these lengths, several at a time. `during` is called before each one is waited for.
+/// Sends messages of these lengths, several at a time. `during` is called before each one is waited
+/// for.
 pub(super) fn exchange(
     (send, recv): (&SendConnection, &RecvConnection),
     lengths: &[usize],
@@ -138,8 +140,9 @@ fn eager_messages_wait_in_the_ring() {
     }
 }
 
-/// Bytes that are pinned for devices in this process, and bytes of the devices' queues that are mapped into it. A card's
-/// queues are in pinned memory of the process; soft-RoCE's are in the kernel's.
+/// Bytes that are pinned for devices in this process, and bytes of the devices' queues that are
+/// mapped into it. A card's queues are in pinned memory of the process; soft-RoCE's are in the
+/// kernel's.
 fn pinned_bytes() -> [u64; 2] {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let pinned = status.lines().find_map(|line| line.strip_prefix("VmPin:")).unwrap();
@@ -154,8 +157,8 @@ fn pinned_bytes() -> [u64; 2] {
     [pinned << 10, queues.map(|line| length(line).unwrap()).sum()]
 }
 
-/// Pairs of connections that have carried messages of all kinds, and are idle. What they cost is the whole process's, so tests
-/// with them run alone.
+/// Pairs of connections that have carried messages of all kinds, and are idle. What they cost is
+/// the whole process's, so tests with them run alone.
 fn idle_pairs(count: usize) -> impl Iterator<Item = (SendConnection, RecvConnection)> {
     let transport = transport();
     std::iter::repeat_with(move || {
@@ -181,7 +184,8 @@ fn idle_pairs_pin_little_memory() {
     assert!(pinned <= 44 << 10, "{pinned} bytes");
 }
 
-/// How often the workers of this process have slept, and the nanoseconds in which they had a processor.
+/// How often the workers of this process have slept, and the nanoseconds in which they had a
+/// processor.
 fn sleeps_and_busy_time() -> [u64; 2] {
     let of_task = |task: std::path::PathBuf| {
         let read = |file: &str| std::fs::read_to_string(task.join(file)).unwrap();
@@ -300,7 +304,8 @@ fn mr_handle_of_a_message_is_used_without_a_search() {
         ports.map(|regions| (regions.reused.get(), regions.registered.get())).collect::<Vec<_>>()
     };
     let before = searches();
-    // Tags that differ, so that buffers wait for their turn. A message may be shorter than its memory.
+    // Tags that differ, so that buffers wait for their turn. A message may be shorter than its
+    // memory.
     for (at, tag) in [(0, 1), (1, 2), (COUNT / 2, 1), (COUNT - 1, 3)] {
         let posted = [0, 1000].map(|shorter| TaggedBuffer {
             buffer: to.part(at * LENGTH, LENGTH - shorter),
@@ -495,7 +500,8 @@ fn port_down_error_names_both_ports() {
         Err(error) => error,
     };
     link("up");
-    // The kernel reports the port by an event of its own, which may come after the connection has failed.
+    // The kernel reports the port by an event of its own, which may come after the connection has
+    // failed.
     let logged = until(|| {
         let logged = lock(&log.0).join("\n");
         logged.contains("RDMA port rxe1:1 is down").then_some(logged)
@@ -614,8 +620,8 @@ fn pair_for(
     meet(&call, &listener)
 }
 
-/// Sends a message, flushes it, and compares its bytes and those behind it. While the message has the memory, only devices
-/// may access it.
+/// Sends a message, flushes it, and compares its bytes and those behind it. While the message has
+/// the memory, only devices may access it.
 pub(super) fn send_and_check<From: MessageMemory, To: MessageMemory>(
     (send, recv): (&SendConnection, &RecvConnection),
     length: usize,

@@ -34,8 +34,8 @@ enum Sleep {
 }
 
 impl Alarms {
-    /// Sets the timer of this token and replaces its former one. Returns whether the worker would sleep for too long and must be
-    /// woken.
+    /// Sets the timer of this token and replaces its former one. Returns whether the worker would
+    /// sleep for too long and must be woken.
     #[must_use]
     pub(crate) fn set(&mut self, token: u64, at: Instant, timer: Timer) -> bool {
         self.timers.set(token, at);
@@ -68,17 +68,17 @@ impl Alarms {
         Some(token)
     }
 
-    /// Notes that the worker is about to wait for events, no longer than until `limit` if there is one. Returns the time to sleep
-    /// until.
+    /// Notes that the worker is about to wait for events, no longer than until `limit` if there is
+    /// one. Returns the time to sleep until.
     pub(crate) fn sleep(&mut self, limit: Option<Instant>) -> Option<Instant> {
         let at = limit.into_iter().chain(self.timers.next()).min();
         self.sleep = Sleep::ForEvents { until: at };
         at
     }
 
-    /// Notes that the worker is about to sleep, no longer than until `limit`, while callers take events and fire timers. The
-    /// worker fires the prompt timers that they miss. Those may be late by `slack`, so that it need not wake up for each one.
-    /// Returns the time to sleep until.
+    /// Notes that the worker is about to sleep, no longer than until `limit`, while callers take
+    /// events and fire timers. The worker fires the prompt timers that they miss. Those may be late
+    /// by `slack`, so that it need not wake up for each one. Returns the time to sleep until.
     pub(crate) fn sleep_as_reserve(
         &mut self,
         now: Instant,

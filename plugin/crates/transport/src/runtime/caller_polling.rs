@@ -1,9 +1,10 @@
-//! Decides which threads run the workers' turns: the workers themselves, or callers that poll so often that waking a worker would
-//! only take a processor from them.
+//! Decides which threads run the workers' turns: the workers themselves, or callers that poll so
+//! often that waking a worker would only take a processor from them.
 //!
-//! A polling caller runs a turn: it takes the events of all sockets at once and calls their sources. While callers lead, the
-//! workers do not wait for events. They check from time to time whether callers still poll. If the callers have more work than
-//! one thread can do, the workers join in ([`Help`]).
+//! A polling caller runs a turn: it takes the events of all sockets at once and calls their
+//! sources. While callers lead, the workers do not wait for events. They check from time to time
+//! whether callers still poll. If the callers have more work than one thread can do, the workers
+//! join in ([`Help`]).
 
 use std::cell::Cell;
 use std::num::NonZero;
@@ -20,8 +21,8 @@ const MIN_TURNS: u32 = 32;
 const MIN_TIME: Duration = Duration::from_micros(100);
 /// Maximum time between two consecutive turns.
 pub(crate) const MAX_PAUSE: Duration = Duration::from_millis(1);
-/// Time after which workers check whether callers still poll. A caller that was preempted comes back within a few milliseconds.
-/// One that sleeps hands the turns back at once.
+/// Time after which workers check whether callers still poll. A caller that was preempted comes
+/// back within a few milliseconds. One that sleeps hands the turns back at once.
 const MIN_LEASE: Duration = Duration::from_millis(4);
 /// The longest lease, after callers have kept polling.
 const MAX_LEASE: Duration = Duration::from_millis(8);
@@ -98,8 +99,8 @@ impl CallerPolling {
         self.leads.load(Ordering::Relaxed)
     }
 
-    /// Handles a caller's poll of a connection. A caller that polls many connections needs one turn for all of them, which is due
-    /// when it polls a connection for the second time.
+    /// Handles a caller's poll of a connection. A caller that polls many connections needs one turn
+    /// for all of them, which is due when it polls a connection for the second time.
     pub(crate) fn poll(&self, seen: &SeenTurn) -> Turn<'_> {
         let polls = self.polls.load(Ordering::Relaxed);
         // A lost update between threads does no harm.
@@ -133,14 +134,15 @@ impl CallerPolling {
         Turn::Run { streak, begins }
     }
 
-    /// Notes that a caller is about to sleep. Returns whether it led, so that the workers must take over.
+    /// Notes that a caller is about to sleep. Returns whether it led, so that the workers must take
+    /// over.
     pub(crate) fn sleeps(&self) -> bool {
         let led = self.leads() && self.leader.load(Ordering::Relaxed) == this_thread();
         led && self.end()
     }
 
-    /// Checks, once a worker's lease is over, whether callers polled during it. Returns the next lease, or none if the worker
-    /// takes over.
+    /// Checks, once a worker's lease is over, whether callers polled during it. Returns the next
+    /// lease, or none if the worker takes over.
     pub(crate) fn lease(&self, before: Option<Lease>, now: Instant) -> Option<Lease> {
         if !self.leads() {
             return None;
@@ -177,7 +179,8 @@ impl CallerPolling {
         self.events[1].fetch_add(events as u64, Ordering::Relaxed);
     }
 
-    /// Records the polling thread's processor time since the last record, unless it slept in between.
+    /// Records the polling thread's processor time since the last record, unless it slept in
+    /// between.
     fn note_usage(&self, now: Instant) {
         let before = USAGE.get();
         if before.is_some_and(|(at, _)| now.saturating_duration_since(at) < USAGE_INTERVAL) {

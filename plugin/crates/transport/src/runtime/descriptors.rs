@@ -7,8 +7,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::telemetry::log::Log;
 
-/// Raises the soft limit of open files to the hard limit, once per process. Container runtimes often start processes with a soft
-/// limit of 1024, and each flow needs a descriptor.
+/// Raises the soft limit of open files to the hard limit, once per process. Container runtimes
+/// often start processes with a soft limit of 1024, and each flow needs a descriptor.
 pub(crate) fn raise_limit(log: &dyn Log) {
     static RAISED: Once = Once::new();
     RAISED.call_once(|| {

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Maximum for all connections of a process. Each flow costs a descriptor on both sides and takes a share of its path.
+/// Maximum for all connections of a process. Each flow costs a descriptor on both sides and takes a
+/// share of its path.
 const MAX_EXTRA_FLOWS: usize = 48;
 
 /// The extra flows of a process.

@@ -10,8 +10,9 @@ use evenkeel_protocol::FlowCount;
 use crate::sync::lock;
 use crate::weak::WeakMap;
 
-/// Measures together all connections to one peer that began with the same number of flows. They share hosts and paths, so a
-/// single connection could not tell its own gain from what it takes from the others.
+/// Measures together all connections to one peer that began with the same number of flows. They
+/// share hosts and paths, so a single connection could not tell its own gain from what it takes
+/// from the others.
 #[derive(Debug)]
 pub(crate) struct FlowCountController {
     epoch: Instant,
@@ -55,8 +56,8 @@ impl FlowCountController {
         self.flows.store(count.in_use(), Ordering::Relaxed);
     }
 
-    /// Measures since the last tick. `worked` is the total time that all threads have spent on sending, and `threads` is how many
-    /// of them may work at once.
+    /// Measures since the last tick. `worked` is the total time that all threads have spent on
+    /// sending, and `threads` is how many of them may work at once.
     pub(crate) fn tick(&self, worked: Duration, threads: usize) {
         let mut count = match self.count.try_lock() {
             Ok(count) => count,
@@ -72,8 +73,8 @@ impl FlowCountController {
     }
 }
 
-/// The controllers by the peer's address and the number of flows that a connection begins with: whether a flow pays for
-/// connections with one flow proves nothing about connections with four.
+/// The controllers by the peer's address and the number of flows that a connection begins with:
+/// whether a flow pays for connections with one flow proves nothing about connections with four.
 #[derive(Debug, Default)]
 pub(crate) struct FlowCountControllers(Mutex<WeakMap<(IpAddr, usize), FlowCountController>>);
 

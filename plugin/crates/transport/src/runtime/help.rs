@@ -1,7 +1,7 @@
 //! Decides when workers help callers that have more work than one thread can do.
 //!
-//! It judges by the process's own processor time. The host's load counts threads on processors that this process may not use, and
-//! a sandbox may hide it.
+//! It judges by the process's own processor time. The host's load counts threads on processors that
+//! this process may not use, and a sandbox may hide it.
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,15 @@ use std::time::{Duration, Instant};
 const PERIOD: Duration = Duration::from_millis(20);
 /// Callers are overloaded if they spend at least this share of the time on workers' work.
 const OVERLOAD: f64 = 0.8;
-/// Callers count as preempted if they have a processor for less than this share of the time that they want one.
+/// Callers count as preempted if they have a processor for less than this share of the time that
+/// they want one.
 const ON_PROCESSOR: f64 = 0.9;
 /// How long workers help before callers are measured again.
 const HELP_TIME: Duration = Duration::from_millis(500);
 /// How often to check, while workers help, whether they take the callers' processors.
 const TRIAL: Duration = Duration::from_millis(40);
-/// Time without help after a trial that took processors from callers. Doubled each time, up to the limit.
+/// Time without help after a trial that took processors from callers. Doubled each time, up to the
+/// limit.
 const MIN_BACKOFF: Duration = Duration::from_secs(4);
 const MAX_BACKOFF: Duration = Duration::from_secs(32);
 
@@ -91,8 +93,9 @@ impl Help {
         true
     }
 
-    /// Whether workers must begin to help callers that lead. They must if the callers are overloaded, there are events for several
-    /// threads, and this process leaves one of its `processors` unused.
+    /// Whether workers must begin to help callers that lead. They must if the callers are
+    /// overloaded, there are events for several threads, and this process leaves one of its
+    /// `processors` unused.
     pub(crate) fn must_begin(
         &mut self,
         now: Instant,

@@ -45,9 +45,10 @@ thread_local! {
     static DEFERRED: RefCell<VecDeque<Box<dyn FnOnce()>>> = const { RefCell::new(VecDeque::new()) };
 }
 
-/// Runs `work` on the calling thread once it holds no lock of a connection. Returns false without running it if the thread is
-/// no worker. Meant for short work after a [notification](crate::Notify), without waking another thread. The work must not
-/// block, because sockets wait for it.
+/// Runs `work` on the calling thread once it holds no lock of a connection. Returns false without
+/// running it if the thread is no worker. Meant for short work after a
+/// [notification](crate::Notify), without waking another thread. The work must not block, because
+/// sockets wait for it.
 pub fn defer_on_worker(work: impl FnOnce() + 'static) -> bool {
     let here = CURRENT.get() != 0;
     if here {
@@ -67,23 +68,25 @@ pub(crate) struct Readiness {
     pub(crate) ended: bool,
 }
 
-/// Something registered with a worker. One thread at a time calls it, a worker or a polling caller. Callers' other calls may run
-/// concurrently.
+/// Something registered with a worker. One thread at a time calls it, a worker or a polling caller.
+/// Callers' other calls may run concurrently.
 pub(crate) trait Source: Send + Sync {
-    /// Called after the socket's state changed or after [`Registration::wake`]. It is not called again until the next change, so
-    /// it must read and write as far as possible or wake itself.
+    /// Called after the socket's state changed or after [`Registration::wake`]. It is not called
+    /// again until the next change, so it must read and write as far as possible or wake itself.
     fn ready(&self, readiness: Readiness);
-    /// Checks timeouts after [`Registration::request_tick`]. Returns whether to call it again at the next tick. An idle source
-    /// returns false and costs nothing.
+    /// Checks timeouts after [`Registration::request_tick`]. Returns whether to call it again at
+    /// the next tick. An idle source returns false and costs nothing.
     fn tick(&self, _now: Instant) -> bool {
         false
     }
-    /// Called if the worker ends, or after the source panicked. The worker does not call the source again.
+    /// Called if the worker ends, or after the source panicked. The worker does not call the source
+    /// again.
     fn abandoned(&self, why: &str);
 }
 
-/// Owns the running workers. Dropping it stops and joins them, unless a worker drops it. Only handles given to callers own a
-/// `Runtime`; sources own [`Workers`]. A caller may drop its last handle in [`defer_on_worker`], and thus on a worker.
+/// Owns the running workers. Dropping it stops and joins them, unless a worker drops it. Only
+/// handles given to callers own a `Runtime`; sources own [`Workers`]. A caller may drop its last
+/// handle in [`defer_on_worker`], and thus on a worker.
 pub(crate) struct Runtime {
     workers: Arc<Workers>,
     threads: Vec<JoinHandle<()>>,
@@ -184,7 +187,8 @@ impl Drop for Runtime {
         }
         let by_worker = self.workers.all.iter().any(|worker| worker.is_current());
         if by_worker || self.workers.lingering.load(Ordering::Acquire) > 0 {
-            // The threads end by themselves. This thread must wait neither for a peer nor for itself.
+            // The threads end by themselves. This thread must wait neither for a peer nor for
+            // itself.
             return;
         }
         for thread in self.threads.drain(..) {
@@ -219,8 +223,8 @@ impl Workers {
         self.caller_polling.leads()
     }
 
-    /// Makes progress on all connections for a caller that polls one of them, whose last known turn is given. Makes no system
-    /// call if a turn ran since the connection was last polled.
+    /// Makes progress on all connections for a caller that polls one of them, whose last known turn
+    /// is given. Makes no system call if a turn ran since the connection was last polled.
     pub(crate) fn caller_polls(&self, seen: &SeenTurn) {
         if CURRENT.get() != 0 {
             // A worker is running a turn anyway.
@@ -256,7 +260,8 @@ impl Workers {
         self.caller_polling.add_work(time);
     }
 
-    /// Keeps the workers running until the result is dropped, even if the runtime is dropped before.
+    /// Keeps the workers running until the result is dropped, even if the runtime is dropped
+    /// before.
     pub(crate) fn linger(self: &Arc<Self>) -> Linger {
         self.lingering.fetch_add(1, Ordering::AcqRel);
         Linger(Arc::clone(self))
@@ -290,7 +295,8 @@ fn interest() -> epoll::EventFlags {
 }
 
 impl Registration {
-    /// Watches the socket. The worker calls the source with the socket's current state and after each change.
+    /// Watches the socket. The worker calls the source with the socket's current state and after
+    /// each change.
     pub(crate) fn watch(&self, socket: impl AsFd, source: Arc<dyn Source>) -> io::Result<()> {
         self.watch_ticks(source);
         let data = epoll::EventData::new_u64(self.token);
@@ -305,21 +311,24 @@ impl Registration {
         lock(&self.worker.sources).insert(self.token, source);
     }
 
-    /// Makes the worker call [`Source::tick`] at its next tick, and at each further tick as long as that returns true. The call
-    /// sees everything done before under a lock that it takes. Cheap if already requested.
+    /// Makes the worker call [`Source::tick`] at its next tick, and at each further tick as long as
+    /// that returns true. The call sees everything done before under a lock that it takes. Cheap if
+    /// already requested.
     pub(crate) fn request_tick(&self) {
         if !self.tick_requested.load(Ordering::Relaxed) {
             self.worker.request_tick(self.token, &self.tick_requested);
         }
     }
 
-    /// Makes the worker call the source at this time, or soon after, as if its socket had become writable. While callers do the
-    /// workers' work, the call may be later by the pause that they may make.
+    /// Makes the worker call the source at this time, or soon after, as if its socket had become
+    /// writable. While callers do the workers' work, the call may be later by the pause that they
+    /// may make.
     pub(crate) fn set_timer(&self, at: Instant) {
         self.set(at, Timer::Prompt);
     }
 
-    /// As [`Registration::set_timer`], for work that can wait until callers poll again or workers take over.
+    /// As [`Registration::set_timer`], for work that can wait until callers poll again or workers
+    /// take over.
     pub(crate) fn set_timer_by_callers(&self, at: Instant) {
         self.set(at, Timer::ByCallers);
     }
@@ -331,8 +340,9 @@ impl Registration {
         }
     }
 
-    /// Makes the worker call the source as if the socket's state had changed. Setting the same interest again makes the kernel
-    /// report the current state once more (epoll_ctl(2), EPOLL_CTL_MOD).
+    /// Makes the worker call the source as if the socket's state had changed. Setting the same
+    /// interest again makes the kernel report the current state once more (epoll_ctl(2),
+    /// EPOLL_CTL_MOD).
     pub(crate) fn wake(&self, socket: impl AsFd) {
         let data = epoll::EventData::new_u64(self.token);
         // Fails only if the socket is no longer watched, and then no call is needed.
@@ -427,7 +437,8 @@ impl Worker {
         }
     }
 
-    /// Waits for events, the next timer or the next tick, and without end if there is none of these.
+    /// Waits for events, the next timer or the next tick, and without end if there is none of
+    /// these.
     fn wait_for_events<'a>(
         &self,
         now: Instant,
@@ -436,7 +447,8 @@ impl Worker {
         let until = lock(&self.alarms).sleep(self.next_tick());
         let mut time = until.map(|until| until.saturating_duration_since(now));
         if let Some(exact) = time.filter(|time| !time.is_zero() && *time <= MAX_EXACT_WAIT) {
-            // epoll_pwait counts in milliseconds. epoll_pwait2 needs Linux 5.11, and a seccomp profile that has it.
+            // epoll_pwait counts in milliseconds. epoll_pwait2 needs Linux 5.11, and a seccomp
+            // profile that has it.
             let events = &mut [PollFd::new(&self.epoll, PollFlags::IN)];
             poll(events, Some(&timespec(exact)))?;
             time = Some(Duration::ZERO);
@@ -445,7 +457,8 @@ impl Worker {
         epoll::wait(&self.epoll, buffer, time.as_ref()).map(|(events, _)| events)
     }
 
-    /// Leaves events to callers until the end of a lease, and waits for the timers that they do not fire.
+    /// Leaves events to callers until the end of a lease, and waits for the timers that they do not
+    /// fire.
     fn wait_as_reserve(&self, now: Instant, limit: Instant) -> rustix::io::Result<()> {
         let until = lock(&self.alarms).sleep_as_reserve(now, limit, MAX_PAUSE);
         let time = timespec(until.saturating_duration_since(now));
@@ -478,7 +491,8 @@ impl Worker {
     fn tick(&self, now: Instant) {
         let requests = std::mem::take(&mut lock(&self.ticks).sources);
         for (token, requested) in requests {
-            // Before the call, because a request made meanwhile may be for something that the call does not see.
+            // Before the call, because a request made meanwhile may be for something that the call
+            // does not see.
             requested.store(false, Ordering::Relaxed);
             let source = lock(&self.sources).get(&token).cloned();
             let Some(source) = source else { continue };
@@ -600,7 +614,8 @@ mod tests {
         }
     }
 
-    /// The shortest of the times that a timer of this length took, each of them set after `prepare`.
+    /// The shortest of the times that a timer of this length took, each of them set after
+    /// `prepare`.
     fn shortest(workers: &Workers, length: Duration, mut prepare: impl FnMut()) -> Duration {
         let registration = workers.registration();
         let source = Arc::new(Fires { registration, fired: Mutex::default() });

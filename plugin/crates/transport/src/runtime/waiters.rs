@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::sync::lock;
 
-/// One for the whole process: sleepers are rare, and one that wakes up in vain checks and sleeps again.
+/// One for the whole process: sleepers are rare, and one that wakes up in vain checks and sleeps
+/// again.
 static WAITERS: Waiters = Waiters::new();
 
 thread_local! {
@@ -21,13 +22,14 @@ struct Waiters {
     changed: Condvar,
 }
 
-/// Waits until `check` returns something or the time is over. It calls `check` again after every completion or failure in this
-/// process. `check` must not block.
+/// Waits until `check` returns something or the time is over. It calls `check` again after every
+/// completion or failure in this process. `check` must not block.
 pub fn wait_for<T>(time: Duration, mut check: impl FnMut() -> Option<T>) -> Option<T> {
     WAITERS.wait_for(time, &mut check)
 }
 
-/// Whether the calling thread will sleep if it finds nothing. Then another thread must do the work that it waits for.
+/// Whether the calling thread will sleep if it finds nothing. Then another thread must do the work
+/// that it waits for.
 pub(crate) fn is_about_to_sleep() -> bool {
     ABOUT_TO_SLEEP.get()
 }

@@ -4,8 +4,8 @@ use super::primitives::{
     AtomicBool, Mutex, MutexGuard, Ordering, PoisonError, TryLockError, fence,
 };
 
-/// Guards state that one thread at a time works on. A thread that finds it locked leaves a request and goes on. The holder then
-/// runs the work again.
+/// Guards state that one thread at a time works on. A thread that finds it locked leaves a request
+/// and goes on. The holder then runs the work again.
 #[derive(Debug, Default)]
 pub(crate) struct WorkLock<T> {
     wanted: AtomicBool,
@@ -17,15 +17,17 @@ impl<T> WorkLock<T> {
         Self { wanted: AtomicBool::new(false), state: Mutex::new(state) }
     }
 
-    /// Runs the work. If another thread holds the lock, that thread runs its work once more instead.
+    /// Runs the work. If another thread holds the lock, that thread runs its work once more
+    /// instead.
     pub(crate) fn run(&self, mut work: impl FnMut(MutexGuard<'_, T>)) {
-        // A swap makes what other requests publish visible to the thread that takes this one. A store would not.
+        // A swap makes what other requests publish visible to the thread that takes this one. A
+        // store would not.
         self.wanted.swap(true, Ordering::Release);
         self.try_run(|state, _| work(state));
     }
 
-    /// Runs the work, unless another thread holds the lock. The flag tells the work whether a request was left, which no other
-    /// thread will serve.
+    /// Runs the work, unless another thread holds the lock. The flag tells the work whether a
+    /// request was left, which no other thread will serve.
     pub(crate) fn try_run(&self, mut work: impl FnMut(MutexGuard<'_, T>, bool)) {
         loop {
             // Either the other thread sees the request, or this one gets the lock.
@@ -45,7 +47,8 @@ impl<T> WorkLock<T> {
         }
     }
 
-    /// Waits for the lock. Requests left meanwhile are lost. Meant for ending the work, or for making it run again.
+    /// Waits for the lock. Requests left meanwhile are lost. Meant for ending the work, or for
+    /// making it run again.
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -9,7 +9,8 @@ pub(crate) struct NameFilter<'a> {
 }
 
 impl<'a> NameFilter<'a> {
-    /// Whether the text is a filter: `^` and `=` stand before the first name, in this order, and nowhere else.
+    /// Whether the text is a filter: `^` and `=` stand before the first name, in this order, and
+    /// nowhere else.
     pub(crate) fn is_valid(text: &str) -> bool {
         let names = text.strip_prefix('^').unwrap_or(text);
         !names.strip_prefix('=').unwrap_or(names).contains(['^', '='])

@@ -2,8 +2,9 @@
 
 use super::Settings;
 
-/// Variables of NCCL's sockets (`net_socket.cc` of NCCL 2.30), and the setting that stands for each. Those of the sockets of
-/// NCCL's bootstrap, such as `NCCL_SOCKET_RETRY_CNT`, are NCCL's own whatever the network.
+/// Variables of NCCL's sockets (`net_socket.cc` of NCCL 2.30), and the setting that stands for
+/// each. Those of the sockets of NCCL's bootstrap, such as `NCCL_SOCKET_RETRY_CNT`, are NCCL's own
+/// whatever the network.
 const OF_SOCKETS: [(&str, &str); 4] = [
     ("NCCL_SOCKET_NTHREADS", "EVENKEEL_WORKERS"),
     ("NCCL_NSOCKS_PERTHREAD", "EVENKEEL_FLOWS"),
@@ -11,7 +12,8 @@ const OF_SOCKETS: [(&str, &str); 4] = [
     ("NCCL_SOCKET_MIN_TASKSIZE", "EVENKEEL_CHUNK_BYTES"),
 ];
 
-/// Variables of NCCL's RDMA transport (`net_ib` of NCCL 2.30), and the setting that stands for each, if there is one.
+/// Variables of NCCL's RDMA transport (`net_ib` of NCCL 2.30), and the setting that stands for
+/// each, if there is one.
 const OF_RDMA: [(&str, &str); 25] = [
     ("NCCL_IB_ADAPTIVE_ROUTING", ""),
     ("NCCL_IB_ADDR_FAMILY", "NCCL_SOCKET_FAMILY"),

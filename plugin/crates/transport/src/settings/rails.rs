@@ -3,7 +3,8 @@
 /// Maximum number of a rail: NCCL counts them in signed 16-bit numbers.
 const MAX_NUMBER: u16 = i16::MAX as u16;
 
-/// Rail and plane of a device. NCCL joins devices of the same rail, and of those the ones of the same plane.
+/// Rail and plane of a device. NCCL joins devices of the same rail, and of those the ones of the
+/// same plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rail {
     /// Number of the rail.

@@ -13,7 +13,8 @@ pub(super) const BUFFER_BYTES: usize = RECORDS * MAX_RECORD;
 /// Maximum number of buffers that are kept for later use: 4 MiB.
 const MAX_IDLE: usize = 64;
 
-/// Buffers that are not in use. Shared by all connections of the process, so that idle ones hold nothing.
+/// Buffers that are not in use. Shared by all connections of the process, so that idle ones hold
+/// nothing.
 static IDLE: Mutex<Vec<Box<[u8]>>> = Mutex::new(Vec::new());
 
 /// Memory for records, which returns to the process's pool when it is dropped.

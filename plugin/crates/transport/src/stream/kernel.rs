@@ -32,7 +32,8 @@ impl KernelWriter {
         // Nothing may be sent with a key that is used up.
         self.used.add(0, 0).map_err(io::Error::other)?;
         let sent = sys::send_frames(socket, frames)?;
-        // The last call may have used up a little more than all, of a limit that is far below where it is unsafe.
+        // The last call may have used up a little more than all, of a limit that is far below where
+        // it is unsafe.
         let _ = self.used.add(sent.div_ceil(MAX_PLAINTEXT), sent);
         Ok(sent)
     }
@@ -58,7 +59,8 @@ pub(super) fn discard(socket: &Socket, length: usize) -> io::Result<usize> {
 fn named(error: io::Error) -> io::Error {
     let what = match error.raw_os_error() {
         Some(libc::EBADMSG) => RecordError::Forged,
-        // Another type than data, which is not asked for; and headers of other versions and lengths.
+        // Another type than data, which is not asked for; and headers of other versions and
+        // lengths.
         Some(libc::EIO | libc::EINVAL | libc::EMSGSIZE) => RecordError::NotARecord,
         _ => return error,
     };

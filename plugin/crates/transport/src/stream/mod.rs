@@ -1,4 +1,5 @@
-//! A TCP connection's bytes, in clear or in a TLS session. Who writes or reads frames need not know which.
+//! A TCP connection's bytes, in clear or in a TLS session. Who writes or reads frames need not know
+//! which.
 
 mod buffer;
 mod kernel;
@@ -30,7 +31,8 @@ impl Stream {
         Self { socket, send: SendHalf::default(), recv: RecvHalf::default() }
     }
 
-    /// From here on, everything is encrypted. With `by_kernel`, the kernel does it in the directions in which it can.
+    /// From here on, everything is encrypted. With `by_kernel`, the kernel does it in the
+    /// directions in which it can.
     ///
     /// # Errors
     /// When the keys are no keys of their cipher.
@@ -58,7 +60,8 @@ impl Stream {
         !matches!(self.send, SendHalf::Plain)
     }
 
-    /// Sends a part of a handshake. Returns the number of bytes taken, all of them if the socket has room.
+    /// Sends a part of a handshake. Returns the number of bytes taken, all of them if the socket
+    /// has room.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.send.send_with_header(&self.socket, bytes, SendBuffer::from_static(&[]))
     }
@@ -88,7 +91,8 @@ pub(crate) enum SendHalf {
 }
 
 impl SendHalf {
-    /// Sends `header`, then `payload`, as far as there is room. Returns the number of bytes taken of both together.
+    /// Sends `header`, then `payload`, as far as there is room. Returns the number of bytes taken
+    /// of both together.
     pub(crate) fn send_with_header(
         &mut self,
         socket: &Socket,
@@ -98,8 +102,9 @@ impl SendHalf {
         self.send_frames(socket, std::iter::once((header, payload)))
     }
 
-    /// Sends frames, each with a header and a payload, in order and as far as there is room. Returns the number of bytes
-    /// taken of all together. In a TLS session the socket may not have taken some of them yet ([`SendHalf::is_flushed`]).
+    /// Sends frames, each with a header and a payload, in order and as far as there is room.
+    /// Returns the number of bytes taken of all together. In a TLS session the socket may not have
+    /// taken some of them yet ([`SendHalf::is_flushed`]).
     ///
     /// # Panics
     /// When there are more than [`evenkeel_protocol::MAX_FRAMES`].
@@ -152,16 +157,18 @@ pub(crate) enum RecvHalf {
     Plain,
     /// In the records of a TLS session. No byte is given out before its record is authenticated.
     Records(Box<RecordReader>),
-    /// In records that the kernel opens. It gives out no byte before its record is authenticated either.
+    /// In records that the kernel opens. It gives out no byte before its record is authenticated
+    /// either.
     Kernel,
 }
 
 impl RecvHalf {
-    /// Receives into `payload`, then into `header`, as much as is available. Returns the number of bytes received in both
-    /// together; 0 at the end of the stream.
+    /// Receives into `payload`, then into `header`, as much as is available. Returns the number of
+    /// bytes received in both together; 0 at the end of the stream.
     ///
     /// # Errors
-    /// As for a read. `InvalidData` if the bytes are not the peer's ([`evenkeel_tls::RecordError`]).
+    /// As for a read. `InvalidData` if the bytes are not the peer's
+    /// ([`evenkeel_tls::RecordError`]).
     pub(crate) fn recv_with_header(
         &mut self,
         socket: &Socket,
@@ -197,8 +204,8 @@ impl RecvHalf {
         }
     }
 
-    /// From now on the peer sends without waiting, so reads need not stop at the end of a record. Until then nothing is read
-    /// that whoever continues with the socket would miss an event for.
+    /// From now on the peer sends without waiting, so reads need not stop at the end of a record.
+    /// Until then nothing is read that whoever continues with the socket would miss an event for.
     pub(crate) fn read_ahead(&mut self) {
         if let Self::Records(reader) = self {
             reader.read_ahead();
@@ -374,7 +381,8 @@ mod tests {
         assert_eq!(to.read(&mut bytes).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }
 
-    /// What came before a forged record counts. The failure follows at the next read, though the socket has no event for it.
+    /// What came before a forged record counts. The failure follows at the next read, though the
+    /// socket has no event for it.
     #[test]
     fn forged_record_fails_the_stream_behind_what_is_authentic() {
         let (mut from, mut to) = pair();

@@ -10,7 +10,8 @@ use super::buffer::{BUFFER_BYTES, RecordBuffer};
 use crate::memory::buffers::RecvBuffer;
 use crate::sys;
 
-/// The receiving direction of a session. It holds memory only while it has bytes that nobody has taken.
+/// The receiving direction of a session. It holds memory only while it has bytes that nobody has
+/// taken.
 pub(crate) struct RecordReader {
     opener: Opener,
     buffer: Option<RecordBuffer>,
@@ -66,7 +67,8 @@ impl RecordReader {
         self.take(socket, length, |_, _| {})
     }
 
-    /// Gives up to `room` bytes to `place`, with the number of those before. Returns fewer only if no more are available.
+    /// Gives up to `room` bytes to `place`, with the number of those before. Returns fewer only if
+    /// no more are available.
     fn take(
         &mut self,
         socket: &Socket,
@@ -96,7 +98,8 @@ impl RecordReader {
                 Ok(false) => {}
                 Err(error) => break Err(io::Error::new(ErrorKind::InvalidData, error)),
             }
-            // Without bytes to return, the socket must say itself that it has no more: it may also have ended.
+            // Without bytes to return, the socket must say itself that it has no more: it may also
+            // have ended.
             if is_drained && done > 0 {
                 break Ok(());
             }

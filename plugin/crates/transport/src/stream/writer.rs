@@ -13,7 +13,8 @@ use crate::connection::base::would_block;
 use crate::memory::buffers::SendBuffer;
 use crate::sys;
 
-/// The sending direction of a session. It holds memory only while the socket has not taken all records.
+/// The sending direction of a session. It holds memory only while the socket has not taken all
+/// records.
 pub(crate) struct RecordWriter {
     sealer: Sealer,
     /// Sealed records, and which part of them the socket has not taken.
@@ -33,8 +34,8 @@ struct Records<'a> {
 }
 
 impl Records<'_> {
-    /// Fills records with bytes from `copy`, which is called with a place in `length` bytes and with where to copy from there.
-    /// Returns whether there was room for all.
+    /// Fills records with bytes from `copy`, which is called with a place in `length` bytes and
+    /// with where to copy from there. Returns whether there was room for all.
     fn add(
         &mut self,
         length: usize,
@@ -97,7 +98,8 @@ impl RecordWriter {
         Ok(())
     }
 
-    /// As [`super::SendHalf::send_frames`]: takes bytes only when the socket has all that were taken before.
+    /// As [`super::SendHalf::send_frames`]: takes bytes only when the socket has all that were
+    /// taken before.
     pub(super) fn send_frames<'a>(
         &mut self,
         socket: &Socket,

@@ -127,8 +127,8 @@ pub(crate) fn in_one_subnet(one: IpAddr, other: IpAddr, prefix: u8) -> bool {
     differ >= prefix.into()
 }
 
-/// Whether the kernel drops IPv4 packets that come by an interface which is not its own route to their source: strict
-/// filtering by the reverse path. The greater one of the two settings counts.
+/// Whether the kernel drops IPv4 packets that come by an interface which is not its own route to
+/// their source: strict filtering by the reverse path. The greater one of the two settings counts.
 pub(crate) fn drops_by_route(interface: &str) -> bool {
     let setting = |of: &str| {
         let text = fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{of}/rp_filter")).ok()?;

@@ -1,5 +1,5 @@
-//! The kernel's TLS: it makes and opens the records of a socket, or has the network card do it (Linux's `tls` documentation,
-//! `linux/tls.h`).
+//! The kernel's TLS: it makes and opens the records of a socket, or has the network card do it
+//! (Linux's `tls` documentation, `linux/tls.h`).
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -25,8 +25,9 @@ pub(crate) enum KernelTls {
     Receive,
 }
 
-/// Whether the kernel has TLS 1.3 in both directions. It has none until its module is loaded, and the file that lists what is
-/// loaded is missing in containers, so a connection over the loopback interface shows it.
+/// Whether the kernel has TLS 1.3 in both directions. It has none until its module is loaded, and
+/// the file that lists what is loaded is missing in containers, so a connection over the loopback
+/// interface shows it.
 pub(crate) fn has_kernel_tls() -> bool {
     probe().is_ok()
 }
@@ -43,7 +44,8 @@ fn probe() -> io::Result<()> {
     Ok(())
 }
 
-/// Makes a connected socket one that the kernel's TLS may work on. Nothing changes until it has keys.
+/// Makes a connected socket one that the kernel's TLS may work on. Nothing changes until it has
+/// keys.
 ///
 /// # Errors
 /// When the kernel has no TLS, or the socket is not connected.

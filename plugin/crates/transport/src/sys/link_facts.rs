@@ -1,4 +1,5 @@
-//! What the kernel says of an interface beyond its addresses: whether packets can leave the host by it.
+//! What the kernel says of an interface beyond its addresses: whether packets can leave the host by
+//! it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,7 +20,8 @@ pub(crate) enum Reach {
     BridgePort,
     /// To other hosts, but in packets that another interface of this host carries: VXLAN or Geneve.
     Overlay,
-    /// To no neighbour (`IFF_NOARP`): a dummy, a VRF, an IP tunnel or a VPN. It may still hold the host's own address.
+    /// To no neighbour (`IFF_NOARP`): a dummy, a VRF, an IP tunnel or a VPN. It may still hold the
+    /// host's own address.
     NoNeighbour,
 }
 
@@ -32,8 +34,8 @@ pub(super) struct LinkFacts {
 
 impl LinkFacts {
     pub(super) fn read() -> Self {
-        // Of the thread, which may be in a network namespace of its own. The kernel lists default routes first, and a router may
-        // have a million others.
+        // Of the thread, which may be in a network namespace of its own. The kernel lists default
+        // routes first, and a router may have a million others.
         let text = |file: &str| {
             let mut text = Vec::new();
             let opened = fs::File::open(Path::new("/proc/thread-self/net").join(file));
@@ -55,7 +57,8 @@ impl LinkFacts {
         }
         let link = self.sysfs.join(name);
         let known = fs::read_to_string(link.join("ifindex")).ok();
-        // Without sysfs, or with that of another network namespace, names tell, as they do for NCCL.
+        // Without sysfs, or with that of another network namespace, names tell, as they do for
+        // NCCL.
         if known.and_then(|text| text.trim().parse().ok()) != Some(index) {
             return match (name.starts_with("docker"), has_no_neighbours) {
                 (true, _) => Reach::HostBridge,
@@ -72,7 +75,8 @@ impl LinkFacts {
         if link.join("bridge").exists() {
             let ports = fs::read_dir(link.join("brif")).into_iter().flatten().flatten();
             let leads_out = ports.map(|port| self.sysfs.join(port.file_name())).any(|port| {
-                // The end of a cable to a container (veth) or to a virtual machine (tap) has none of these.
+                // The end of a cable to a container (veth) or to a virtual machine (tap) has none
+                // of these.
                 port.join("device").exists() || kind(&port).is_some() || has_lower_link(&port)
             });
             return if leads_out { Reach::Network } else { Reach::HostBridge };
@@ -87,7 +91,8 @@ impl LinkFacts {
     }
 }
 
-/// The kind of a virtual interface, where its driver sets one (`DEVTYPE`), such as `bridge`, `vxlan`, `vlan` or `bond`.
+/// The kind of a virtual interface, where its driver sets one (`DEVTYPE`), such as `bridge`,
+/// `vxlan`, `vlan` or `bond`.
 fn kind(link: &Path) -> Option<String> {
     let text = fs::read_to_string(link.join("uevent")).ok()?;
     text.lines().find_map(|line| line.strip_prefix("DEVTYPE=")).map(str::to_owned)
@@ -99,7 +104,8 @@ fn has_lower_link(link: &Path) -> bool {
     entries.map(|entry| entry.file_name()).any(|name| name.to_string_lossy().starts_with("lower_"))
 }
 
-/// The interfaces of default routes, from the kernel's tables `route` and `ipv6_route` in /proc/net.
+/// The interfaces of default routes, from the kernel's tables `route` and `ipv6_route` in
+/// /proc/net.
 fn default_routes(v4: &str, v6: &str) -> BTreeSet<String> {
     const REJECT: u32 = 0x200;
     let flags = |text: &str| u32::from_str_radix(text, 16).ok().filter(|set| set & REJECT == 0);

@@ -1,4 +1,5 @@
-//! System calls that no safe crate offers. All unsafe code of this crate is here and in [`crate::memory`].
+//! System calls that no safe crate offers. All unsafe code of this crate is here and in
+//! [`crate::memory`].
 
 mod fork;
 mod interfaces;

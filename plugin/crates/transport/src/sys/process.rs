@@ -52,7 +52,8 @@ pub(crate) struct ThreadUsage {
 
 /// The usage of the calling thread (getrusage(2), `RUSAGE_THREAD`).
 pub(crate) fn thread_usage() -> io::Result<ThreadUsage> {
-    // SAFETY: a zeroed rusage is valid, since all its fields are integers, and getrusage writes no more than one.
+    // SAFETY: a zeroed rusage is valid, since all its fields are integers, and getrusage writes no
+    // more than one.
     let (result, usage) = unsafe {
         let mut usage: libc::rusage = mem::zeroed();
         (libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage), usage)

@@ -13,8 +13,8 @@ use socket2::{SockAddr, Socket};
 use super::process::uninterrupted;
 use crate::memory::buffers::{RecvBuffer, SendBuffer};
 
-/// Sends frames, each with a header and a payload, in order and as far as the socket takes them. Returns the number of
-/// bytes taken of all together.
+/// Sends frames, each with a header and a payload, in order and as far as the socket takes them.
+/// Returns the number of bytes taken of all together.
 ///
 /// # Panics
 /// When there are more than [`MAX_FRAMES`].
@@ -45,8 +45,8 @@ pub(crate) fn send_frames<'a>(
     })
 }
 
-/// Receives into `payload`, then into `header`, as much as is available. Returns the number of bytes received in both
-/// together; 0 at the end of the stream.
+/// Receives into `payload`, then into `header`, as much as is available. Returns the number of
+/// bytes received in both together; 0 at the end of the stream.
 pub(crate) fn recv_with_header(
     socket: &Socket,
     payload: RecvBuffer,
@@ -78,8 +78,8 @@ fn message_of(parts: &mut [libc::iovec]) -> libc::msghdr {
 /// Accepts a TCP connection, as a non-blocking socket.
 pub(crate) fn accept(listening: &Socket) -> io::Result<(Socket, SocketAddr)> {
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: the storage is large enough for every address, and accept4 writes the address and its length. The result is a
-    // new descriptor that nobody else owns.
+    // SAFETY: the storage is large enough for every address, and accept4 writes the address and its
+    // length. The result is a new descriptor that nobody else owns.
     let (socket, peer) = unsafe {
         SockAddr::try_init(|storage, length| {
             match libc::accept4(listening.as_raw_fd(), storage.cast(), length, flags) {
@@ -112,14 +112,14 @@ pub(crate) fn unacknowledged(socket: &Socket) -> u64 {
     if result == 0 { u64::try_from(bytes).unwrap_or(0) } else { 0 }
 }
 
-/// Makes a socket writable only while fewer than `bytes` wait in it unsent. A flow whose path does not drain takes no more
-/// chunks then.
+/// Makes a socket writable only while fewer than `bytes` wait in it unsent. A flow whose path does
+/// not drain takes no more chunks then.
 pub(crate) fn set_unsent_limit(socket: &Socket, bytes: u32) -> io::Result<()> {
     set_option(socket, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, bytes as libc::c_int)
 }
 
-/// Sets the minimum retransmission timeout, beyond the usual round trip, and the maximum delay of acknowledgements. The
-/// kernel's default is 0.2 s.
+/// Sets the minimum retransmission timeout, beyond the usual round trip, and the maximum delay of
+/// acknowledgements. The kernel's default is 0.2 s.
 ///
 /// # Errors
 /// Kernels before Linux 6.15 do not have the option.
@@ -129,7 +129,8 @@ pub(crate) fn set_min_retransmit_time(socket: &Socket, time: Duration) -> io::Re
     set_option(socket, libc::IPPROTO_TCP, TCP_RTO_MIN_US, time.as_micros() as libc::c_int)
 }
 
-/// Makes `bind` to an address leave the choice of the port to `connect`, which can share ports between destinations.
+/// Makes `bind` to an address leave the choice of the port to `connect`, which can share ports
+/// between destinations.
 pub(crate) fn set_port_at_connect(socket: &Socket) -> io::Result<()> {
     set_option(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)
 }
@@ -147,11 +148,13 @@ pub(crate) fn option(socket: &Socket, level: libc::c_int, option: libc::c_int) -
     value
 }
 
-/// Test only: makes a TCP socket ignore packets of more than this many bytes, without their IP header.
+/// Test only: makes a TCP socket ignore packets of more than this many bytes, without their IP
+/// header.
 #[cfg(test)]
 pub(crate) fn drop_longer_packets(socket: &Socket, bytes: u32) -> io::Result<()> {
     let step = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
-    // linux/bpf_common.h: load the length, skip one step unless it is greater, return none or all of the packet.
+    // linux/bpf_common.h: load the length, skip one step unless it is greater, return none or all
+    // of the packet.
     let mut steps = [step(0x80, 0, 0), step(0x25, 1, bytes), step(6, 0, 0), step(6, 0, u32::MAX)];
     let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
     // SAFETY: the program points to the steps on this stack, and setsockopt only reads both.

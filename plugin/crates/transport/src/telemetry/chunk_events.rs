@@ -1,13 +1,15 @@
 //! Events of the chunks of messages, for profilers.
 //!
-//! A caller marks the buffers of messages that an observer wants to know of. The mark goes with every part of the buffer, so
-//! nothing else of a connection knows of it, and a message without a mark costs a comparison for each chunk.
+//! A caller marks the buffers of messages that an observer wants to know of. The mark goes with
+//! every part of the buffer, so nothing else of a connection knows of it, and a message without a
+//! mark costs a comparison for each chunk.
 
 use std::num::NonZeroUsize;
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
 
-/// What the observer knows a message by. Never used after the message's request was reported, or its connection was closed.
+/// What the observer knows a message by. Never used after the message's request was reported, or
+/// its connection was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageMark(NonZeroUsize);
 
@@ -46,9 +48,11 @@ pub enum ChunkDescription {
     },
 }
 
-/// Told of chunks. Its functions are called by any thread, on the path of data: they return at once.
+/// Told of chunks. Its functions are called by any thread, on the path of data: they return at
+/// once.
 pub trait ChunkObserver: Sync {
-    /// A chunk of a message begins. Returns what [`ChunkObserver::end`] gets; 0 if it need not be called.
+    /// A chunk of a message begins. Returns what [`ChunkObserver::end`] gets; 0 if it need not be
+    /// called.
     fn begin(&self, message: MessageMark, chunk: &ChunkDescription) -> usize;
     /// The chunk has been sent or received, or will not be.
     fn end(&self, event: usize);
@@ -66,7 +70,8 @@ pub fn observe(observer: &'static dyn ChunkObserver) {
 pub(crate) struct ChunkEvent(NonZeroUsize);
 
 impl ChunkEvent {
-    /// The event of a chunk of a message with this mark, if it has one and the observer wants to know of it.
+    /// The event of a chunk of a message with this mark, if it has one and the observer wants to
+    /// know of it.
     #[inline]
     pub(crate) fn begin(
         mark: Option<MessageMark>,

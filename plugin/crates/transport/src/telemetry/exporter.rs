@@ -1,5 +1,5 @@
-//! Serves metrics over HTTP on a thread of its own. It implements only what a scrape needs: a library would add a pool of
-//! threads to the training process.
+//! Serves metrics over HTTP on a thread of its own. It implements only what a scrape needs: a
+//! library would add a pool of threads to the training process.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -15,7 +15,8 @@ use crate::sys;
 
 /// Time limit of one scrape.
 const SCRAPE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum number of scrapes at a time. When more arrive, the oldest is dropped after its minimum time.
+/// Maximum number of scrapes at a time. When more arrive, the oldest is dropped after its minimum
+/// time.
 const MAX_SCRAPES: usize = 16;
 const MIN_SCRAPE_TIME: Duration = Duration::from_millis(200);
 /// Maximum length of a request.

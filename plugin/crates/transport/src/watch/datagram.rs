@@ -55,7 +55,8 @@ impl Datagram {
         out
     }
 
-    /// Decodes a datagram; `None` if it is malformed or its signature does not match the key. The input is untrusted.
+    /// Decodes a datagram; `None` if it is malformed or its signature does not match the key. The
+    /// input is untrusted.
     pub(super) fn decode(bytes: &[u8], key: Option<&JobKey>) -> Option<Self> {
         let bytes = match key {
             None => bytes,

@@ -1,9 +1,11 @@
-//! Finds what a running job waits for: sends this process's view to the job's collector and publishes the collector's verdict.
+//! Finds what a running job waits for: sends this process's view to the job's collector and
+//! publishes the collector's verdict.
 //!
-//! One thread per process does this over UDP. Its sockets use the addresses and ports of the TCP listening sockets, which peers
-//! know. All decisions are made by `evenkeel_diagnosis`. Datagrams are signed with the job key if there is one. They are not
-//! encrypted: they carry host names and figures, but no data. No transfer depends on them. Where they are blocked, each rank
-//! still reports its own waits.
+//! One thread per process does this over UDP. Its sockets use the addresses and ports of the TCP
+//! listening sockets, which peers know. All decisions are made by `evenkeel_diagnosis`. Datagrams
+//! are signed with the job key if there is one. They are not encrypted: they carry host names and
+//! figures, but no data. No transfer depends on them. Where they are blocked, each rank still
+//! reports its own waits.
 
 mod datagram;
 mod outlets;
@@ -70,7 +72,8 @@ impl Watch {
     pub(crate) fn start(context: WatchContext) -> std::io::Result<Self> {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let stopped = Arc::clone(&stop);
-        // Here and not in the thread, because it reads the environment, which the caller may change later.
+        // Here and not in the thread, because it reads the environment, which the caller may change
+        // later.
         let mut watcher = Watcher::new(context);
         let thread =
             std::thread::Builder::new().name("evenkeel-watch".to_owned()).spawn(move || {
@@ -146,7 +149,8 @@ impl Watcher {
             let began = self.now();
             let left = next_tick.saturating_sub(began) + Duration::from_micros(50);
             let waited = self.wait(stop, left);
-            // Read before the work, so that the thread's own work, such as writing a file, does not count as delay.
+            // Read before the work, so that the thread's own work, such as writing a file, does not
+            // count as delay.
             let now = self.now();
             match waited {
                 Wait::Stopped => return self.leave(),
@@ -182,7 +186,8 @@ impl Watcher {
         }
     }
 
-    /// Opens a socket for each new listening socket. A process that listens nowhere gets a socket at any port.
+    /// Opens a socket for each new listening socket. A process that listens nowhere gets a socket
+    /// at any port.
     fn bind(&mut self) {
         let mut listening = self.context.metrics.listening();
         if listening.is_empty() {
@@ -355,7 +360,8 @@ impl Watcher {
         }
     }
 
-    /// Tells the collector that this process has closed its last connection, so that it is not suspected.
+    /// Tells the collector that this process has closed its last connection, so that it is not
+    /// suspected.
     fn leave(&mut self) {
         let now = self.now();
         if let Some(election) = &self.election

@@ -29,8 +29,8 @@ struct Reports {
 }
 
 impl Reports {
-    /// Whether to send a report now. `stands` is whether somebody is suspected, and `changed` whether the suspects differ from the
-    /// last report's.
+    /// Whether to send a report now. `stands` is whether somebody is suspected, and `changed`
+    /// whether the suspects differ from the last report's.
     fn are_due(&mut self, stands: bool, changed: bool, now: Duration) -> bool {
         if changed {
             self.ends_left = if stands { 0 } else { ENDS_REPORTED };
@@ -45,15 +45,18 @@ impl Reports {
     }
 }
 
-/// Schedules the log lines about suspects: at most one a minute for each suspect, and one when it is over.
+/// Schedules the log lines about suspects: at most one a minute for each suspect, and one when it
+/// is over.
 #[derive(Debug, Default)]
 struct LoggedSuspects {
-    /// Suspects that stand or were logged in the last minute, when, and whether their end is still to be logged.
+    /// Suspects that stand or were logged in the last minute, when, and whether their end is still
+    /// to be logged.
     logged: Vec<(Suspect, Duration, bool)>,
 }
 
 impl LoggedSuspects {
-    /// Whether a line about the first of these suspects is due, and the line about logged suspects that are over.
+    /// Whether a line about the first of these suspects is due, and the line about logged suspects
+    /// that are over.
     fn next(&mut self, suspects: &[Suspect], now: Duration) -> (bool, Option<String>) {
         let mut over = Vec::new();
         for (suspect, _, stands) in &mut self.logged {
@@ -86,7 +89,8 @@ pub(super) struct Outlets {
     metrics: Arc<Metrics>,
     controller: report::Target,
     folder: Option<PathBuf>,
-    /// Names of this process's files there. They contain the identifier, because a process may load several libraries that watch.
+    /// Names of this process's files there. They contain the identifier, because a process may load
+    /// several libraries that watch.
     verdict_file: String,
     timeline_file: String,
     wait_limit: Duration,

@@ -3,10 +3,11 @@
 use std::cmp::Reverse;
 use std::net::{IpAddr, SocketAddr};
 
-/// The index of the socket for a destination, chosen by the sockets' own addresses, and the address to send to. `None` if no socket
-/// has the destination's address family.
+/// The index of the socket for a destination, chosen by the sockets' own addresses, and the address
+/// to send to. `None` if no socket has the destination's address family.
 ///
-/// The nearest socket wins: reverse-path filtering may drop datagrams with another card's source address.
+/// The nearest socket wins: reverse-path filtering may drop datagrams with another card's source
+/// address.
 pub(super) fn route(own: &[SocketAddr], to: SocketAddr) -> Option<(usize, SocketAddr)> {
     let ways =
         own.iter().enumerate().filter_map(|(at, own)| Some((at, *own, destination(*own, to)?)));

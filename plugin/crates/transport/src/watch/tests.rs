@@ -23,7 +23,8 @@ impl Log for Lines {
     fn info(&self, _line: &str) {}
 }
 
-/// A folder that is removed when it is dropped. Declared first, it outlives the processes that write to it.
+/// A folder that is removed when it is dropped. Declared first, it outlives the processes that
+/// write to it.
 struct Folder(PathBuf);
 
 impl Folder {

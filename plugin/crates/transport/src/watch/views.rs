@@ -11,10 +11,12 @@ use crate::connection::base::Direction;
 use crate::telemetry::metrics::{Metrics, Observed};
 use crate::telemetry::waits::WaitTimes;
 
-/// A flow counts as unanswered after this many consecutive unanswered retransmissions over this time.
+/// A flow counts as unanswered after this many consecutive unanswered retransmissions over this
+/// time.
 const UNANSWERED: u8 = 2;
 const SILENT: Duration = Duration::from_secs(1);
-/// Number of idle connections in each view, which take turns: the collector must know their ends before somebody waits for them.
+/// Number of idle connections in each view, which take turns: the collector must know their ends
+/// before somebody waits for them.
 const IDLE_SHOWN: usize = 8;
 
 /// The counters at the last view.
@@ -140,7 +142,8 @@ impl Views {
                 let of_view = f64::from(window) / f64::from(milliseconds(since).max(1));
                 let mut retransmits = 0;
                 let paths = connection.paths();
-                // Flows share the bytes of a message, so the slowest flow determines how long they are under way.
+                // Flows share the bytes of a message, so the slowest flow determines how long they
+                // are under way.
                 let flows = paths.iter().zip(&known.unacknowledged);
                 let longest = flows.map(|(path, before)| path.busy.saturating_sub(*before)).max();
                 let longest = longest.unwrap_or_default().mul_f64(of_view);

@@ -14,7 +14,8 @@ use crate::memory::block::Block;
 use crate::test_support::{meet, transport, until};
 use crate::{MemoryTypes, RecvConnection, SendConnection};
 
-/// Opens a connection. Every flow's hello has come, and none is answered while the listener's state is locked.
+/// Opens a connection. Every flow's hello has come, and none is answered while the listener's state
+/// is locked.
 fn open(then: impl FnOnce(Listener, Connecting, &[Arc<Dial>], MutexGuard<'_, AcceptorState>)) {
     // Two processes.
     let (near, far) = (transport(), transport());
@@ -50,8 +51,8 @@ fn pass_message(send: &SendConnection, recv: &RecvConnection) {
     assert_eq!(arrived.bytes(), message.bytes());
 }
 
-/// Otherwise the listener's owner accepts a connection that nobody has opened, and gives it up before the peer, which dials
-/// again, gets through.
+/// Otherwise the listener's owner accepts a connection that nobody has opened, and gives it up
+/// before the peer, which dials again, gets through.
 #[test]
 fn flows_that_end_before_they_are_answered_make_no_connection() {
     open(|listener, call, dials, unanswered| {
@@ -74,7 +75,8 @@ fn flows_that_end_before_they_are_answered_make_no_connection() {
     });
 }
 
-/// The listener has the connection, and the peer, which does not know it yet, loses flows and dials them again.
+/// The listener has the connection, and the peer, which does not know it yet, loses flows and dials
+/// them again.
 #[test]
 fn connection_whose_peer_loses_flows_before_their_answers_comes_to_be() {
     // Which flows; whether the connection is accepted before; whether the listener is closed then.
@@ -133,7 +135,8 @@ fn connection_that_loses_all_flows_before_it_is_accepted_comes_to_be() {
     });
 }
 
-/// As where two hosts have the same address on a bridge, or a host without a network has given its loopback address.
+/// As where two hosts have the same address on a bridge, or a host without a network has given its
+/// loopback address.
 #[test]
 fn failure_at_an_address_of_this_host_says_so() {
     let (near, far) = (transport(), transport());

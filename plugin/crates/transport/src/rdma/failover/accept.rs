@@ -12,8 +12,9 @@ use crate::stream::Stream;
 use crate::sync::lock;
 use crate::sys;
 
-/// A control connection that was accepted and may replace its connection's. It does so when the sender writes to it: the
-/// sender tries several paths at once, and may choose another one or stay on the present one.
+/// A control connection that was accepted and may replace its connection's. It does so when the
+/// sender writes to it: the sender tries several paths at once, and may choose another one or stay
+/// on the present one.
 pub(crate) struct FailoverCandidate {
     receiver: Weak<Receiver>,
     number: u32,
@@ -26,7 +27,8 @@ pub(crate) struct FailoverCandidate {
 }
 
 impl FailoverCandidate {
-    /// Waits for the first bytes on the control connection of this number. It is closed at the deadline.
+    /// Waits for the first bytes on the control connection of this number. It is closed at the
+    /// deadline.
     pub(crate) fn watch(
         workers: &Workers,
         receiver: &Arc<Receiver>,

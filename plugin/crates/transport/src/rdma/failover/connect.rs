@@ -1,8 +1,9 @@
 //! The sender's half of failover: it looks for another path to the receiver.
 //!
-//! When nothing gets through on the present path, the sender connects over others, all at once, and over the present one
-//! again if all have failed. Paths that are likely to stay on one rail go first. The first path on which the listener answers
-//! is taken: queue pairs use the ports at whose addresses the control connection ends.
+//! When nothing gets through on the present path, the sender connects over others, all at once, and
+//! over the present one again if all have failed. Paths that are likely to stay on one rail go
+//! first. The first path on which the listener answers is taken: queue pairs use the ports at whose
+//! addresses the control connection ends.
 
 use std::io;
 use std::net::IpAddr;
@@ -38,7 +39,8 @@ pub(in crate::rdma) struct PathSearch {
     next_number: u32,
     /// Earliest time of the next round of attempts.
     not_before: Option<Instant>,
-    /// Whether attempts leave by their own interface. With several ports, every second round of all paths does.
+    /// Whether attempts leave by their own interface. With several ports, every second round of all
+    /// paths does.
     binds: bool,
 }
 
@@ -165,8 +167,9 @@ impl PathSearch {
         }
     }
 
-    /// The listener has accepted an attempt: returns the device of its path, which is the present one from now on. `None` if
-    /// the attempt was given up. A port of the device that the connection began with stands for the whole device.
+    /// The listener has accepted an attempt: returns the device of its path, which is the present
+    /// one from now on. `None` if the attempt was given up. A port of the device that the
+    /// connection began with stands for the whole device.
     pub(in crate::rdma) fn accepted(&mut self, number: u32) -> Option<Device> {
         let at = self.attempts.iter().position(|(attempt, _)| attempt.flow() == number)?;
         let (_, path) = self.attempts.swap_remove(at);

@@ -1,5 +1,5 @@
-//! Tests of connections over several ports at once: from rxe0 and rxe2, which are one device, to rxe1 and rxe3. Rxe0 reaches
-//! rxe1 only, and rxe2 reaches rxe3 only.
+//! Tests of connections over several ports at once: from rxe0 and rxe2, which are one device, to
+//! rxe1 and rxe3. Rxe0 reaches rxe1 only, and rxe2 reaches rxe3 only.
 
 use std::fs;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ use crate::{Device, MemoryTypes, Settings, Transport};
 const FROM: &str = "=rxe0,rxe2";
 const TO: &str = "=rxe1,rxe3";
 
-/// The ports of one end, and the number of the device that is made of all of them, if they are several.
+/// The ports of one end, and the number of the device that is made of all of them, if they are
+/// several.
 fn end(ports: &str, settings: &[(&str, &str)]) -> ((Transport, Arc<LogLines>), usize) {
     let own = [("EVENKEEL_TRANSPORT", "rdma"), ("NCCL_IB_HCA", ports)];
     let (transport, log) = transport_with(&[&own, settings].concat());
@@ -56,7 +57,8 @@ fn sent_during(work: impl FnOnce()) -> [u64; 2] {
     [0, 1].map(|port| after[port] - before[port])
 }
 
-/// Some of these messages are in flight when a port fails, and others wait behind them. The machine is slow.
+/// Some of these messages are in flight when a port fails, and others wait behind them. The machine
+/// is slow.
 fn few() -> Vec<usize> {
     vec![1 << 20, 100, 2 << 20, 2 << 20, 2 << 20, 2 << 20, 100, 1 << 20, 0, 70_000, 4096, 4097]
 }
@@ -153,7 +155,8 @@ fn failed_port_of_fused_ports_is_done_without_until_it_works() {
     assert_eq!(connection.failovers(), [0, 0], "{}", logged(&connection.from_log));
 }
 
-/// The control connection is over the first port: the connection gets another one, and goes on over the second port.
+/// The control connection is over the first port: the connection gets another one, and goes on over
+/// the second port.
 #[test]
 #[ignore = "runs in the RDMA lab"]
 fn fused_ports_outlive_the_port_of_their_control_connection() {
@@ -288,8 +291,8 @@ impl OneSubnet {
         Self
     }
 
-    /// Lets what the listeners send by TCP come by the connectors' other port, as with hosts that answer ARP for all their
-    /// addresses on every card.
+    /// Lets what the listeners send by TCP come by the connectors' other port, as with hosts that
+    /// answer ARP for all their addresses on every card.
     fn cross_answers() {
         for (port, by) in [(1, 3), (3, 1)] {
             let (own, other) = (port + 1, port);

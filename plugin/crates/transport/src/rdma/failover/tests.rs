@@ -1,4 +1,5 @@
-//! Tests of failover between two pairs of ports: rxe0 and rxe1, rxe2 and rxe3. There is no route from one pair to the other.
+//! Tests of failover between two pairs of ports: rxe0 and rxe1, rxe2 and rxe3. There is no route
+//! from one pair to the other.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -119,8 +120,8 @@ impl Drop for DropRule {
     }
 }
 
-/// A pair of ports that fails as [`DeadLink`] does, after a number of bytes. So whatever a test sends beyond them is in flight
-/// when it fails. Ends when dropped.
+/// A pair of ports that fails as [`DeadLink`] does, after a number of bytes. So whatever a test
+/// sends beyond them is in flight when it fails. Ends when dropped.
 pub(super) struct FailingLink;
 
 impl FailingLink {
@@ -140,7 +141,8 @@ impl Drop for FailingLink {
     }
 }
 
-/// Slows a link down, so that messages of some MiB are in flight long enough for the link to fail meanwhile.
+/// Slows a link down, so that messages of some MiB are in flight long enough for the link to fail
+/// meanwhile.
 fn slow(link: usize) {
     let port = 2 * link;
     run(&format!("tc qdisc replace dev eth{port} root tbf rate 100mbit burst 256kb limit 30mb"));
@@ -443,7 +445,8 @@ fn gpu_memory_is_registered_with_other_ports_in_advance() {
     );
 }
 
-/// A control connection that was accepted, and on which the first bytes arrive after the sender has chosen another one.
+/// A control connection that was accepted, and on which the first bytes arrive after the sender has
+/// chosen another one.
 #[test]
 #[ignore = "runs in the RDMA lab"]
 fn late_control_connection_is_ignored() {
