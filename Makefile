@@ -48,7 +48,7 @@ fuzz: ## Feed each parser of what peers send with inputs that reach new code, 1 
 	@$(GO) run ./hack/ci/fuzz $(if $(DURATION),--duration $(DURATION)) $(if $(TARGET),--target $(TARGET)) $(if $(PARALLEL),--parallel $(PARALLEL)) $(if $(INPUT),--input $(INPUT))
 
 .PHONY: lint
-lint: ## Formatters and linters of every language, and the links of Markdown files
+lint: ## Formatters and linters of every language, the width of lines, and the links of Markdown files
 	@$(GO) run ./hack/ci/check lint
 
 .PHONY: docs

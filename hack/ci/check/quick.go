@@ -16,7 +16,7 @@ import (
 var checkStages = []stage{
 	{
 		Stage: affected.Stage{Name: "format"},
-		about: "formatting, links, and what go vet finds",
+		about: "formatting, links, width of lines, and what go vet finds",
 		parts: []part{{name: "format", run: linters(lint.Format()...)}, {name: "vet", run: linters(lint.Vet())}},
 	},
 	{

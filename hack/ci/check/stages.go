@@ -35,15 +35,15 @@ type part struct {
 	run    func(ctx context.Context, t *task) error
 }
 
-// A job's weight and apart are the table of what runs beside what: one Busy job at most, and beside it jobs that wait. The order of the
-// stages is the order in which their jobs start, once what they need is there.
+// A job's weight and apart are the table of what runs beside what: one Busy job at most, and beside it jobs that wait.
+// The order of the stages is the order in which their jobs start, once what they need is there.
 
-// stages are the stages of a usual run. Pure tests come first. The longest stages follow, e2e and operator. They mostly wait, so later
-// stages run beside them.
+// stages are the stages of a usual run. Pure tests come first. The longest stages follow, e2e and operator. They mostly
+// wait, so later stages run beside them.
 var stages = []stage{
 	{
 		Stage: affected.Stage{Name: "format", Always: true, Reads: []string{".editorconfig", ".hadolint.yaml"}},
-		about: "formatting, links, and what go vet finds",
+		about: "formatting, links, width of lines, and what go vet finds",
 		parts: []part{
 			{name: "format", run: linters(lint.Format()...)},
 			{name: "vet", run: linters(lint.Vet())},
@@ -176,8 +176,9 @@ var stages = []stage{
 	},
 }
 
-// extra stages run only when they are named. Kueue and the controllers of further kinds of jobs take many minutes to build, Rust's
-// library for another processor comes from rustup, a release is built for two processors, and PyTorch needs 5 GB.
+// extra stages run only when they are named. Kueue and the controllers of further kinds of jobs take many minutes to
+// build, Rust's library for another processor comes from rustup, a release is built for two processors, and PyTorch
+// needs 5 GB.
 var extra = []stage{
 	{
 		Stage: affected.Stage{

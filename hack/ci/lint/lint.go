@@ -1,5 +1,5 @@
-// Package lint has the formatters (checking only) and linters of every language in the repository, and a check of the links of its
-// Markdown files.
+// Package lint runs the formatters (checking only) and linters of every language in the repository, and checks the
+// links of its Markdown files and the width of its lines.
 package lint
 
 import (
@@ -38,6 +38,7 @@ func Format() []Linter {
 		{"rustfmt fuzz", inPlugin("fuzz", "cargo", "fmt", "--check")},
 		{"gofmt", gofmt},
 		{"links", func(ctx context.Context, root string, _ io.Writer) error { return checkLinks(ctx, root) }},
+		{"line widths", func(ctx context.Context, root string, _ io.Writer) error { return checkWidths(ctx, root) }},
 	}
 }
 
@@ -48,7 +49,8 @@ func Vet() Linter {
 	}}
 }
 
-// Clippy finds what does not compile in Rust, and what clippy knows. What both workspaces have in common is compiled once.
+// Clippy finds what does not compile in Rust, and what clippy knows. What both workspaces have in common is compiled
+// once.
 func Clippy() []Linter {
 	return []Linter{
 		{"clippy", inPlugin("", "cargo", "clippy", "--locked", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings")},
