@@ -16,8 +16,8 @@ import (
 
 const (
 	gpu = string(NVIDIA)
-	// migStrategyLabel is how the device plugin offers GPUs that are divided. With mixed, the count of whole GPUs includes the divided
-	// ones, which are offered as other resources.
+	// migStrategyLabel is how the device plugin offers GPUs that are divided. With mixed, the count of whole GPUs includes
+	// the divided ones, which are offered as other resources.
 	migStrategyLabel = "nvidia.com/mig.strategy"
 	mixed            = "mixed"
 	// migStateLabel is the progress of a change of how GPUs are divided; success when it has ended.
@@ -43,22 +43,22 @@ type draDriver struct {
 	passing []string
 }
 
-// draDrivers are those whose devices are counted. Names, types and taints are those of NVIDIA's k8s-dra-driver-gpu and of
+// draDrivers are the drivers whose devices count. Names, types and taints come from NVIDIA's k8s-dra-driver-gpu and of
 // ROCm's k8s-gpu-dra-driver (docs/driver-attributes.md).
 var draDrivers = []draDriver{
 	{name: "gpu.nvidia.com", whole: "gpu"},
 	{name: "gpu.amd.com", whole: "amdgpu", passing: []string{"gpu.amd.com/memory-partition-conflict"}},
 }
 
-// A Count says how many devices of a resource the node has, by the GPU feature discovery, and how many of them pods can get. A
-// device that several pods share counts that often.
+// A Count describes how many devices of a resource the node has, by the GPU feature discovery, and how many of them
+// pods can get. A device that several pods share counts that often.
 type Count struct {
 	Resource          string
 	Installed, Usable int64
 }
 
-// Counts returns the node's counts, sorted by resource, and whether they can be compared now: while GPUs are divided anew, labels
-// and resources are of different times.
+// Counts returns the node's counts, sorted by resource, and whether they can be compared now: while GPUs are divided
+// anew, labels and resources are of different times.
 func Counts(node *corev1.Node) (counts []Count, settled bool) {
 	for label, text := range node.Labels {
 		name, found := strings.CutSuffix(label, countSuffix)

@@ -7,11 +7,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// sharingLabel says how a GPU is offered several times. A pod can request only one of such GPUs.
+// sharingLabel describes how a GPU is offered several times. A pod can request only one of such GPUs.
 const sharingLabel = "nvidia.com/gpu.sharing-strategy"
 
-// productLabel names the GPUs. Where they are divided and offered as if they were whole (MIG strategy single), the name contains
-// partOfProduct, such as NVIDIA-A100-SXM4-40GB-MIG-1g.5gb.
+// productLabel names the GPUs. Where they are divided and offered as if they were whole (MIG strategy single), the name
+// contains partOfProduct, such as NVIDIA-A100-SXM4-40GB-MIG-1g.5gb.
 const productLabel, partOfProduct = "nvidia.com/gpu.product", "-MIG-"
 
 // sameDevices are other names of devices that the first name offers too. A pod cannot get one device by two names.
@@ -19,8 +19,8 @@ var sameDevices = map[corev1.ResourceName][]corev1.ResourceName{
 	"aws.amazon.com/neuron": {"aws.amazon.com/neurondevice", "aws.amazon.com/neuroncore"},
 }
 
-// Offered returns the accelerators that a pod has to request to get a whole node, whichever of the nodes it is on: of each kind, as
-// many as every node offers. Shared ones are left out.
+// Offered returns the accelerators that a pod has to request to get a whole node, whichever of the nodes it is on: of
+// each kind, as many as every node offers. Shared ones are left out.
 func Offered(nodes ...*corev1.Node) corev1.ResourceList {
 	var offered corev1.ResourceList
 	for i, node := range nodes {
@@ -40,8 +40,8 @@ func Offered(nodes ...*corev1.Node) corev1.ResourceList {
 	return offered
 }
 
-// WholeGPUs is the number of GPUs of a kind, [NVIDIA] or [AMD], that a pod can get of the node for itself and, of NVIDIA's, undivided. NCCL
-// takes no parts of GPUs, and no GPU twice.
+// WholeGPUs is the number of GPUs of a kind, [NVIDIA] or [AMD], that a pod can get of the node for itself and, of
+// NVIDIA's, undivided. NCCL takes no parts of GPUs, and no GPU twice.
 func WholeGPUs(node *corev1.Node, kind corev1.ResourceName) int64 {
 	if kind == NVIDIA && (divided(node) || timeSliced(node)) {
 		return 0

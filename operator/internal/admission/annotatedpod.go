@@ -21,13 +21,14 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
-// maxRemembered is the number of owners whose profile is remembered. When there are more, all are forgotten, and looked up again.
+// maxRemembered is the number of owners whose profile is remembered. When there are more, all are forgotten, and looked
+// up again.
 const maxRemembered = 4096
 
-// AnnotatedPods is the webhook for pods whose own annotation asks for a profile: those of owners of kinds that Evenkeel does not
-// list, which the annotation on a pod template reaches. All pods of an owner get the profile as it was when the first was created:
-// the others copy it from a pod that lives. The names of containers are each pod's own. Both readers serve NetworkProfiles and Namespaces,
-// cached serves NetworkCheckPolicies and LimitRanges too.
+// AnnotatedPods is the webhook for pods whose own annotation asks for a profile, because their owner is of a kind that
+// Evenkeel does not list, which the annotation on a pod template reaches. All pods of an owner get the profile as it
+// was when the first was created: the others copy it from a pod that lives. The names of containers are each pod's own.
+// Both readers serve NetworkProfiles and Namespaces, cached serves NetworkCheckPolicies and LimitRanges too.
 func AnnotatedPods(scheme *runtime.Scheme, cached, live client.Reader, siblings *Siblings, reports func() string) *admission.Webhook {
 	return admission.WithDefaulter[*corev1.Pod](scheme, &annotatedPodInjector{cached: cached, live: live, siblings: siblings, reports: reports, known: map[ownerKey]inject.Resolved{}})
 }
@@ -38,7 +39,7 @@ type annotatedPodInjector struct {
 	reports      func() string
 
 	mu sync.Mutex
-	// known has the profiles of owners, as they were resolved: a pod that was made just now is not seen yet.
+	// known holds the resolved profiles of owners. The cache may not show a new pod yet.
 	known map[ownerKey]inject.Resolved
 }
 

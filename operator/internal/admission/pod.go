@@ -1,5 +1,5 @@
-// Package admission has the webhooks: one pins a profile to a job, another adds the plugin to the job's pods, and one looks for annotations
-// without an effect.
+// Package admission implements the webhooks. One pins a profile to a job, another adds the plugin to the job's pods,
+// and one looks for annotations without an effect.
 package admission
 
 import (
@@ -23,9 +23,10 @@ import (
 // maxLookup bounds how long a pod waits for what its job says. It is below the least timeout that the chart allows.
 const maxLookup = 500 * time.Millisecond
 
-// Pods is the webhook for pods with the label evenkeel.dev/profile. It reads nothing but the pod, so that every pod of a job gets the
-// same, whatever has happened to the profile since. Of a gated pod it also reads whether the gate of its job was opened: live serves
-// LeaderWorkerSets and Volcano's Jobs. Reports returns the address that the plugin reports to, or nothing.
+// Pods is the webhook for pods with the label evenkeel.dev/profile. It reads nothing but the pod, so that every pod of
+// a job gets the same, whatever has happened to the profile since. Of a gated pod it also reads whether the gate of its
+// job was opened: live serves LeaderWorkerSets and Volcano's Jobs. Reports returns the address that the plugin reports
+// to, or nothing.
 func Pods(scheme *runtime.Scheme, live client.Reader, reports func() string) *admission.Webhook {
 	return admission.WithDefaulter[*corev1.Pod](scheme, podInjector{live, reports})
 }
@@ -35,8 +36,8 @@ type podInjector struct {
 	reports func() string
 }
 
-// Default adds the plugin, excludes nodes that failed a check, and adds the scheduling gate where the job asks for it. An
-// error refuses the pod; its text is for the user.
+// Default adds the plugin, excludes nodes that failed a check, and adds the scheduling gate where the job asks for it.
+// An error refuses the pod; its text is for the user.
 func (p podInjector) Default(ctx context.Context, pod *corev1.Pod) error {
 	late, err := p.isLate(ctx, pod)
 	if err != nil {
@@ -49,7 +50,8 @@ func (p podInjector) Default(ctx context.Context, pod *corev1.Pod) error {
 	return injectPod(pod, p.reports())
 }
 
-// isLate reports whether the gate of the pod's job was opened before: the rest of it runs, so that this pod does not wait.
+// isLate reports whether the gate of the pod's job was opened before: the rest of it runs, so that this pod does not
+// wait.
 func (p podInjector) isLate(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	template := pod.Annotations[evenkeel.TemplateKey]
 	if template == "" || pod.Labels[evenkeel.GatedKey] == "" {

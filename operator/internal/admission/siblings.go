@@ -21,21 +21,23 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/kube/slim"
 )
 
-// Siblings knows what the pods got that asked for a profile themselves, by their owner. It watches no others: the API server selects
-// them by their label. A list of an owner's pods would look at every pod of the namespace, for each pod that is made there. Of a pod
-// its UID is kept, and whether it waits. What pods got is kept once for all that got the same.
+// Siblings knows what the pods got that asked for a profile themselves, by their owner. It watches no others: the API
+// server selects them by their label. A list of an owner's pods would look at every pod of the namespace, for each pod
+// that is made there. Of a pod its UID is kept, and whether it waits. What pods got is kept once for all that got the
+// same.
 type Siblings struct {
 	mu     sync.Mutex
 	pods   map[types.UID]*sibling
 	owners map[ownerKey]*family
-	// got has what pods got. Most of one owner got the same.
+	// got holds what pods got. Most pods of an owner got the same.
 	got slim.Pool[*inject.Resolved]
 
 	synced   chan struct{}
 	syncOnce sync.Once
 }
 
-// ownerKey names an owner. UIDs are unique, but a pod's label says whatever its user wrote: so it counts in its namespace only.
+// ownerKey names an owner. UIDs are unique, but a pod's label says whatever its user wrote: so it counts in its
+// namespace only.
 type ownerKey struct {
 	namespace string
 	owner     types.UID

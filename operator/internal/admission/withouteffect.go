@@ -28,10 +28,10 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
-// WithoutEffect is the webhook for objects on which the annotation of a profile has no effect. It allows all of them, and queues an
-// Event about each: whoever made the object did not see the warning, where that was a controller or GitOps. It validates rather than
-// mutates, since only then a new object has its UID, which an Event needs. Cached serves NetworkProfiles and Namespaces. Own is the
-// namespace of the installation.
+// WithoutEffect is the webhook for objects on which the annotation of a profile has no effect. It allows all of them,
+// and queues an Event about each: whoever made the object did not see the warning, where that was a controller or
+// GitOps. It validates rather than mutates, since only then a new object has its UID, which an Event needs. Cached
+// serves NetworkProfiles and Namespaces. Own is the namespace of the installation.
 //
 // The callers are not authenticated: what an API server would not send gets no Event, and the queue limits the others.
 func WithoutEffect(cached client.Reader, queue *events.Queue, now clock.PassiveClock, own string) *admission.Webhook {
@@ -105,8 +105,8 @@ func (w withoutEffect) Handle(ctx context.Context, req admission.Request) admiss
 // maxUID is the maximum length of a UID. Those of API servers have 36 characters, and owner references have no limit.
 const maxUID = 63
 
-// plausible reports whether the reference is one that an API server may send. The Event names the object, so that free text in its place
-// would be a caller's own words.
+// plausible reports whether the reference is one that an API server may send. The Event names the object, so that free
+// text in its place would be a caller's own words.
 func plausible(o corev1.ObjectReference) bool {
 	version, err := schema.ParseGroupVersion(o.APIVersion)
 	return err == nil && (version.Group == "" || len(validation.IsDNS1123Subdomain(version.Group)) == 0) &&
@@ -114,8 +114,8 @@ func plausible(o corev1.ObjectReference) bool {
 		len(validation.IsDNS1123Label(o.Namespace)) == 0 && len(validation.IsDNS1123Subdomain(o.Name)) == 0 && len(o.UID) <= maxUID
 }
 
-// ownedWithoutEffect says why the annotation has no effect on a job that a controller made; empty: its templates have the profile
-// of the owner. An invalid template is left to the API server's validation.
+// ownedWithoutEffect explains why the annotation has no effect on a job that a controller made; empty: its templates
+// have the profile of the owner. An invalid template is left to the API server's validation.
 func ownedWithoutEffect(job *unstructured.Unstructured, owner *metav1.OwnerReference) string {
 	templates, err := workload.Templates(job)
 	if err != nil {
@@ -133,8 +133,8 @@ func pinned(t workload.Template) bool {
 	return t.Label(evenkeel.ProfileKey) != "" && t.Annotations()[evenkeel.DeliveryKey] != ""
 }
 
-// changedWithoutEffect says why the annotation has no effect on a job that exists; empty: it has that profile. An invalid template is
-// left to the API server's validation.
+// changedWithoutEffect explains why the annotation has no effect on a job that exists; empty: it has that profile. An
+// invalid template is left to the API server's validation.
 func changedWithoutEffect(job *unstructured.Unstructured, name string) string {
 	templates, err := workload.Templates(job)
 	if err != nil || name == "" {
@@ -148,7 +148,7 @@ func changedWithoutEffect(job *unstructured.Unstructured, name string) string {
 	return ""
 }
 
-// kindWithoutEffect says why the annotation has no effect on an object of a kind that Evenkeel does not know.
+// kindWithoutEffect explains why the annotation has no effect on an object of a kind that Evenkeel does not know.
 func kindWithoutEffect(object *unstructured.Unstructured) string {
 	return fmt.Sprintf("annotation %s has no effect on this %s: its pods run without the plugin. Put it on the pod template instead, or on the metadata of one of %s",
 		evenkeel.ProfileKey, object.GetKind(), kindNames())

@@ -31,16 +31,17 @@ import (
 )
 
 // Workloads is the webhook for annotated jobs. It resolves the profile once, when the job is created, and writes what
-// it found on the job's pod templates, the names of its reduction servers with it. It gates the job where a policy wants its
-// nodes proven first. Both readers serve NetworkProfiles, NetworkCheckPolicies and Namespaces: cached is fast, and serves LimitRanges
-// too; live is current. ReductionImage is the installation's image of reduction servers; empty: it has none.
+// it found on the job's pod templates, the names of its reduction servers with it. It gates the job where a policy
+// wants its nodes proven first. Both readers serve NetworkProfiles, NetworkCheckPolicies and Namespaces: cached is
+// fast, and serves LimitRanges too; live is current. ReductionImage is the installation's image of reduction servers,
+// or empty if it has none.
 func Workloads(cached, live client.Reader, reductionImage string) *admission.Webhook {
 	return &admission.Webhook{Handler: workloadPinner{cached, live, reductionImage}}
 }
 
 type workloadPinner struct {
 	cached, live client.Reader
-	// reductionImage is the installation's image of reduction servers; empty: it has none.
+	// reductionImage is the installation's image of reduction servers, or empty if it has none.
 	reductionImage string
 }
 
@@ -92,8 +93,8 @@ func (w workloadPinner) Handle(ctx context.Context, req admission.Request) admis
 	return admission.PatchResponseFromRaw(req.Object.Raw, mutated).WithWarnings(warnings...)
 }
 
-// addDefaultProfile annotates a new job that uses GPUs and says nothing about a profile with that of its namespace, if it has one.
-// Without GPUs there is no NCCL, and nothing to wait for.
+// addDefaultProfile annotates a new job that uses GPUs and names no profile with its namespace's default profile, if
+// there is one. Without GPUs there is no NCCL, and nothing to wait for.
 func (w workloadPinner) addDefaultProfile(ctx context.Context, job *unstructured.Unstructured, req admission.Request) (added bool, err error) {
 	if _, says := job.GetAnnotations()[evenkeel.ProfileKey]; says || workload.Owner(job) != nil {
 		return false, nil
@@ -120,8 +121,9 @@ func (w workloadPinner) addDefaultProfile(ctx context.Context, job *unstructured
 	return true, nil
 }
 
-// handleOwned answers for a job that a controller made. It stays as it is, since its owner is the one to annotate. Where the
-// owner is of a kind that Evenkeel does not know, nothing was pinned: a warning says so, and a metric counts it.
+// handleOwned answers for a job that a controller made. It stays as it is, since its owner is the one to annotate.
+// Where the owner is of a kind that Evenkeel does not know, nothing was pinned: a warning says so, and a metric counts
+// it.
 func handleOwned(job *unstructured.Unstructured, owner *metav1.OwnerReference) admission.Response {
 	why := ownedWithoutEffect(job, owner)
 	if why == "" {
@@ -131,7 +133,8 @@ func handleOwned(job *unstructured.Unstructured, owner *metav1.OwnerReference) a
 	return admission.Allowed("").WithWarnings(why)
 }
 
-// handleUpdate answers an update. A job keeps what it was created with, and its gate. Nothing keeps an update from being made.
+// handleUpdate answers an update. A job keeps what it was created with, and its gate. Nothing keeps an update from
+// being made.
 func (w workloadPinner) handleUpdate(ctx context.Context, job *unstructured.Unstructured, req admission.Request) admission.Response {
 	restored, err := restoreTemplates(job, req.OldObject.Raw)
 	if err != nil {
@@ -151,7 +154,7 @@ func (w workloadPinner) handleUpdate(ctx context.Context, job *unstructured.Unst
 	return admission.PatchResponseFromRaw(req.Object.Raw, mutated).WithWarnings(warnings...)
 }
 
-// warnOfUpdate says what the update asks for and the job does not get.
+// warnOfUpdate describes what the update asks for and the job does not get.
 func warnOfUpdate(job *unstructured.Unstructured, old []byte) (warnings []string) {
 	name, asked := job.GetAnnotations()[evenkeel.ProfileKey], job.GetAnnotations()[evenkeel.ReductionKey]
 	if name == "" && asked == "" || !workload.Known(job.GroupVersionKind().GroupKind()) || workload.Owner(job) != nil {
@@ -222,7 +225,7 @@ func (w workloadPinner) pinProfile(ctx context.Context, job *unstructured.Unstru
 		for _, key := range inject.Keys() {
 			t.Remove(key)
 		}
-		// A master may have containers that a worker lacks: each template gets those of the chosen names that it has.
+		// A master may have containers that a worker lacks: each template gets the chosen names that it contains.
 		here := resolved
 		here.Containers = nil
 		if onGPUs && !wantsGPU(t) && len(resolved.Containers) == 0 {
@@ -259,8 +262,8 @@ func (w workloadPinner) pinProfile(ctx context.Context, job *unstructured.Unstru
 	return warnings, nil
 }
 
-// checkRDMA refuses a profile that requires RDMA and has no device to assign. If no node offers the device now, it warns: such
-// nodes may join later.
+// checkRDMA refuses a profile that requires RDMA and has no device to assign. If no node offers the device now, it
+// warns: such nodes may join later.
 func checkRDMA(profile *evenkeel.NetworkProfile, device *inject.RDMA) (warnings []string, err error) {
 	if profile.Spec.Transport.Mode != evenkeel.TransportRDMA {
 		return nil, nil
@@ -279,8 +282,8 @@ func checkRDMA(profile *evenkeel.NetworkProfile, device *inject.RDMA) (warnings 
 	return warnings, nil
 }
 
-// rdmaUnused says why a job gets TCP although some nodes offer an RDMA device; empty: it does not. NCCL's own transport, which the
-// plugin replaces, might have used it.
+// rdmaUnused explains why a job gets TCP although some nodes offer an RDMA device, or is empty if it does not. NCCL's
+// own transport, which the plugin replaces, might have used it.
 func rdmaUnused(profile *evenkeel.NetworkProfile, device *inject.RDMA) string {
 	status := &profile.Status
 	if profile.Spec.Transport.Mode == evenkeel.TransportTCP || device != nil || status.ObservedGeneration != profile.Generation || status.RDMANodes == nil || *status.RDMANodes == 0 {
@@ -298,8 +301,9 @@ func wantsGPU(t workload.Template) bool {
 	return err == nil && accelerator.RequestedBy(spec)
 }
 
-// assignServers decides which reduction servers the job gets. It labels the job with their name, by which the controller finds
-// the job. It refuses a job that asks for servers that it cannot have; for one that its profile gives some, why says the reason.
+// assignServers decides which reduction servers the job gets. It labels the job with their name, by which the
+// controller finds the job. It refuses a job that asks for servers that it cannot have; for one that its profile gives
+// some, why says the reason.
 func (w workloadPinner) assignServers(job *unstructured.Unstructured, templates []workload.Template, profile *evenkeel.NetworkProfile, plugin string, req admission.Request) (assigned *inject.Reduction, why string, err error) {
 	workers := 0
 	for _, t := range templates {
@@ -334,8 +338,8 @@ func (w workloadPinner) assignServers(job *unstructured.Unstructured, templates 
 	return &inject.Reduction{Service: service, Servers: reduction.Endpoints(service, req.Namespace, servers)}, "", nil
 }
 
-// assignKey decides where the job's key is. It labels a job whose key Evenkeel makes with the name of the Secret, by which the
-// controller finds the job.
+// assignKey decides where the job's key is. It labels a job whose key Evenkeel makes with the name of the Secret, by
+// which the controller finds the job.
 func assignKey(job *unstructured.Unstructured, resolved inject.Resolved, req admission.Request) (*inject.JobKey, error) {
 	jobLabels := job.GetLabels()
 	delete(jobLabels, evenkeel.JobKeyKey) // of another job, from which it was copied
@@ -353,7 +357,7 @@ func assignKey(job *unstructured.Unstructured, resolved inject.Resolved, req adm
 	return made, nil
 }
 
-// noServers says why jobs of the profile can have no reduction servers; empty: they can.
+// noServers explains why jobs of the profile can have no reduction servers, or is empty if they can.
 func (w workloadPinner) noServers(profile *evenkeel.NetworkProfile, plugin string) string {
 	if w.reductionImage == "" {
 		return "Evenkeel was installed without an image for reduction servers (chart value reduction.image)"
@@ -382,7 +386,7 @@ func avoidUnhealthyNodes(affinity *corev1.Affinity) *corev1.Affinity {
 	return pod.Spec.Affinity
 }
 
-// unknownProfile is the refusal of a profile that does not exist. It lists those that do.
+// unknownProfile returns the refusal of a profile that does not exist. It lists the existing ones.
 func unknownProfile(ctx context.Context, reader client.Reader, name string) error {
 	var list evenkeel.NetworkProfileList
 	if err := reader.List(ctx, &list); err != nil {

@@ -32,7 +32,8 @@ const (
 	caName         = "evenkeel-ca"
 	caLifetime     = 10 * 365 * 24 * time.Hour
 	serverLifetime = 365 * 24 * time.Hour
-	// renewBefore leaves a quarter of a year in which a failing renewal can be noticed. During it a replaced CA is trusted too.
+	// renewBefore leaves a quarter of a year in which a failing renewal can be noticed. During it a replaced CA is trusted
+	// too.
 	renewBefore   = 90 * 24 * time.Hour
 	checkInterval = 12 * time.Hour
 	// skew is by how much the clocks of other machines may be behind.
@@ -42,19 +43,21 @@ const (
 	// maxEarlierCAs bounds the configurations, should the CA be lost again and again.
 	maxEarlierCAs = 3
 
-	// caKey has what clients trust, beside the standard tls.crt and tls.key. caKeyKey is the CA's private key, in its own Secret.
+	// caKey is the Secret's entry with the CAs that clients trust, next to tls.crt and tls.key. caKeyKey is the entry with
+	// the CA's private key, in a Secret of its own.
 	caKey    = "ca.crt"
 	caKeyKey = "ca.key"
 
 	fieldOwner = client.FieldOwner("evenkeel-certs")
 )
 
-// Issuer makes a CA and a server certificate, renews them, and writes the CA into the webhook configurations. It is the only one who
-// may change those: whoever can, can have every object of the cluster sent to him.
+// Issuer makes a CA and a server certificate, renews them, and writes the CA into the webhook configurations. It is the
+// only one who may change those: whoever can, can have every object of the cluster sent to him.
 type Issuer struct {
 	Names
-	// Authority is the Secret that has the CA's private key. It has to exist, and may be empty. It is the one in which versions that
-	// had a single Secret kept all: an upgrade and a rollback to one of them change neither the CA nor what is trusted.
+	// Authority is the Secret with the CA's private key. It must exist, and may be empty. It is the one in which versions
+	// that had a single Secret kept all: an upgrade and a rollback to one of them change neither the CA nor what is
+	// trusted.
 	Authority types.NamespacedName
 
 	client client.Client
@@ -83,7 +86,8 @@ func (s *Issuer) Cached() map[client.Object]cache.ByObject {
 	return all
 }
 
-// Reconcile updates the two Secrets and the webhook configuration, in an order in which what is served is trusted at any time.
+// Reconcile updates the two Secrets and the webhook configuration, in an order in which what is served is trusted at
+// any time.
 func (s *Issuer) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
 	wait, err := s.issue(ctx)
 	if apierrors.IsConflict(err) {
@@ -168,7 +172,8 @@ func (s *Issuer) write(ctx context.Context, secret *corev1.Secret) error {
 	return nil
 }
 
-// bundle returns the CA, and the newest of those that were trusted before and have not expired: what they signed may still be served.
+// bundle returns the CA, and the newest of the earlier CAs that have not expired. A server may still use a certificate
+// that an earlier CA signed.
 func bundle(ca *rotator.KeyPairArtifacts, before []*x509.Certificate, now time.Time) []byte {
 	var earlier []*x509.Certificate
 	for _, other := range before {
@@ -213,9 +218,9 @@ func keyPair(data map[string][]byte) (*rotator.KeyPairArtifacts, error) {
 	return ca, err
 }
 
-// trust writes what is to be trusted into every webhook of both configurations, if it differs, and returns it: the CA, and those that
-// the configurations or the Secret had before. So it does not matter who reads what first, nor which of them was lost. Only the
-// mutating configuration has to exist.
+// trust writes the CAs to trust into every webhook of both configurations, if they differ, and returns them: the CA,
+// and the ones that the configurations or the Secret had before. So it does not matter who reads what first, nor which
+// of them was lost. Only the mutating configuration has to exist.
 func (s *Issuer) trust(ctx context.Context, ca *rotator.KeyPairArtifacts, secret []byte, now time.Time) ([]byte, error) {
 	mutating, validating := &admissionregistrationv1.MutatingWebhookConfiguration{}, &admissionregistrationv1.ValidatingWebhookConfiguration{}
 	name := types.NamespacedName{Name: s.WebhookConfiguration}

@@ -1,8 +1,8 @@
 // Package certs creates and renews the webhook server's certificate, unless it is supplied.
 //
-// Certificates are created and verified by cert-controller. An [Issuer] writes them, with permissions for two Secrets and two
-// webhook configurations. A [Server] only reads. It serves the certificate from memory, so that a first start does not wait
-// a minute or more until the kubelet refreshes a mounted Secret.
+// Certificates are created and verified by cert-controller. An [Issuer] writes them, with permissions for two Secrets
+// and two webhook configurations. A [Server] only reads. It serves the certificate from memory, so that a first start
+// does not wait a minute or more until the kubelet refreshes a mounted Secret.
 package certs
 
 import (
@@ -27,11 +27,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// Names are those of the objects that issuer and server share.
+// Names are the names of the objects that issuer and server share.
 type Names struct {
-	// Secret has the server's certificate. It has to exist: the chart owns it, so that uninstalling deletes it.
+	// Secret holds the server's certificate. It must exist: the chart owns it, so that uninstalling deletes it.
 	Secret types.NamespacedName
-	// WebhookConfiguration is the MutatingWebhookConfiguration, and the ValidatingWebhookConfiguration, whose webhooks all get the CA.
+	// WebhookConfiguration is the MutatingWebhookConfiguration, and the ValidatingWebhookConfiguration, whose webhooks all
+	// get the CA.
 	WebhookConfiguration string
 	// Service is the Service that the API server calls, in the Secret's namespace.
 	Service string
@@ -116,8 +117,8 @@ func (s *Server) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.
 	return reconcile.Result{RequeueAfter: s.serve(&offered, config)}, nil
 }
 
-// serve serves the certificate that the Secret offers. If another CA signed it, the present one is served until every API server has read
-// that CA. The result says when to look again; zero: at the next event.
+// serve serves the certificate that the Secret offers. If another CA signed it, the present one is served until every
+// API server has read that CA. The result says when to look again; zero: at the next event.
 func (s *Server) serve(offered *tls.Certificate, config *admissionregistrationv1.MutatingWebhookConfiguration) (wait time.Duration) {
 	now := s.clock.Now()
 	if present := s.serving.Load(); present != nil {
@@ -149,8 +150,8 @@ func (s *Server) serve(offered *tls.Certificate, config *admissionregistrationv1
 	return 0
 }
 
-// settles returns in how much time every API server has read a CA that is trusted. Should the clock of the issuer be ahead, the time
-// counts from when this process has seen it.
+// settles returns in how much time every API server has read a CA that is trusted. Should the clock of the issuer be
+// ahead, the time counts from when this process has seen it.
 func (s *Server) settles(ca *x509.Certificate, now time.Time) time.Duration {
 	if !ca.Equal(s.seen) {
 		s.seen, s.since = ca, now

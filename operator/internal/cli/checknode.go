@@ -17,12 +17,13 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// answerTimeout bounds the requests of `check node`. It ends before its callers lose patience: node-problem-detector after 5 s, and
-// Slurm with a prolog after 10 s, by default.
+// answerTimeout bounds the requests of `check node`. It ends before its callers lose patience: node-problem-detector
+// after 5 s, and Slurm with a prolog after 10 s, by default.
 const answerTimeout = 4 * time.Second
 
-// nodeAnswer is whether a node's network is proven, and why or why not, in one line. It is an error so that what is wrong with the
-// command line is an answer too: the programs that call this take every status that they do not expect for a broken node.
+// nodeAnswer is whether a node's network is proven, and why or why not, in one line. It is an error so that what is
+// wrong with the command line is an answer too: the programs that call this take every status that they do not expect
+// for a broken node.
 type nodeAnswer struct {
 	status int
 	line   string
@@ -85,8 +86,8 @@ func thisNode() (string, error) {
 	return strings.ToLower(name), err // as the kubelet does
 }
 
-// nodeKinds are the kinds that an answer needs. Every node may ask every minute: a client that asks for the cluster's kinds first
-// would send three times as many requests.
+// nodeKinds are the kinds that an answer needs. Every node may ask every minute: a client that asks for the cluster's
+// kinds first would send three times as many requests.
 func nodeKinds() meta.RESTMapper {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
@@ -94,8 +95,8 @@ func nodeKinds() meta.RESTMapper {
 	return mapper
 }
 
-// answerNode answers by the node's condition. A node that failed and has no label, as too many others failed too, is unknown: jobs do
-// not avoid it either, and whoever drains nodes by this answer would drain the cluster.
+// answerNode answers by the node's condition. A node that failed and has no label, as too many others failed too, is
+// unknown: jobs do not avoid it either, and whoever drains nodes by this answer would drain the cluster.
 func answerNode(ctx context.Context, cluster client.Reader, name string) nodeAnswer {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
@@ -121,14 +122,14 @@ func answerNode(ctx context.Context, cluster client.Reader, name string) nodeAns
 	return unknownNode(condition.Reason + ": " + condition.Message)
 }
 
-// measuredAt says when, and in which check, the node was found to be in that health. It is empty where the account may not read that,
-// as a kubelet's: the answer is worth giving without.
+// measuredAt reports when, and in which check, the node was found to be in that health. It is empty where the account
+// may not read that, as a kubelet's: the answer is worth giving without.
 func measuredAt(ctx context.Context, cluster client.Reader, node *corev1.Node, health evenkeel.Health) string {
 	state := &evenkeel.NodeNetworkHealth{}
 	if err := cluster.Get(ctx, client.ObjectKey{Name: node.Name}, state); err != nil || state.Status.Health != health {
 		return ""
 	}
-	// It may be that of an earlier node of the same name.
+	// The object may describe an earlier node of the same name.
 	if len(state.OwnerReferences) == 0 || state.OwnerReferences[0].UID != node.UID {
 		return ""
 	}

@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// maxLogLines and maxLogBytes bound each log, maxLogs the containers that have one in the bundle, maxObjects the objects of each
-	// kind.
+	// maxLogLines and maxLogBytes bound each log, maxLogs the containers that have one in the bundle, maxObjects the
+	// objects of each kind.
 	maxLogLines int64 = 5000
 	maxLogBytes int64 = 4 << 20
 	maxLogs           = 20
@@ -60,8 +60,8 @@ func bundledKinds() []bundled {
 	}
 }
 
-// isOurs reports whether the chart, a check or one of their objects has made the object. Evenkeel's namespace may be somebody else's
-// too.
+// isOurs reports whether the chart, a check or one of their objects has made the object. Evenkeel's namespace may be
+// somebody else's too.
 func isOurs(object *unstructured.Unstructured, made []string) bool {
 	return ofChart(object.GetLabels()) || isOfCheck(object) ||
 		slices.ContainsFunc(object.GetOwnerReferences(), func(owner metav1.OwnerReference) bool { return slices.Contains(made, owner.Name) })
@@ -71,8 +71,8 @@ func isOfCheck(object *unstructured.Unstructured) bool {
 	return object.GetLabels()[evenkeel.CheckKey] != ""
 }
 
-// isAbout reports whether the Event is about an object of Evenkeel's kinds, or about one whose name begins as that of one of ours: pods
-// that are gone already were made by a Deployment or a Job.
+// isAbout reports whether the Event is about an object of Evenkeel's kinds, or about one whose name begins as that of
+// one of ours: pods that are gone already were made by a Deployment or a Job.
 func isAbout(event *unstructured.Unstructured, made []string) bool {
 	version, _ := field(event.Object, "involvedObject", "apiVersion").(string)
 	name, _ := field(event.Object, "involvedObject", "name").(string)
@@ -109,7 +109,7 @@ type bundle struct {
 	at      time.Time
 	// pods are those of the operator.
 	pods []corev1.Pod
-	// missing says what could not be read.
+	// missing describes what could not be read.
 	missing []string
 }
 
@@ -136,8 +136,8 @@ func (b *bundle) addJSON(name string, content any) error {
 	return b.add(name, append(text, '\n'))
 }
 
-// WriteBundle writes a gzipped tar file: the findings, Evenkeel's objects and the logs of its pods. It reads no Secret, and drops
-// what looks like one, wherever it stands. What cannot be read is named in errors.txt.
+// WriteBundle writes a gzipped tar file: the findings, Evenkeel's objects and the logs of its pods. It reads no Secret,
+// and drops what looks like one, wherever it stands. What cannot be read is named in errors.txt.
 func (d *Doctor) WriteBundle(ctx context.Context, to io.Writer, findings []Finding) error {
 	zipped := gzip.NewWriter(to)
 	b := &bundle{archive: tar.NewWriter(zipped), at: d.Now}

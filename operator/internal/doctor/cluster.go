@@ -23,7 +23,8 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
-// oldest is the first version with what the chart needs; imageVolumes the first that mounts images as volumes by default.
+// oldest is the first version with what the chart needs; imageVolumes the first that mounts images as volumes by
+// default.
 var oldest, imageVolumes = version.MustParseGeneric("1.30.0"), version.MustParseGeneric("1.35.0")
 
 func kubernetesVersion(given string) Finding {
@@ -39,7 +40,7 @@ func kubernetesVersion(given string) Finding {
 	return Finding{"kubernetes", OK, given, ""}
 }
 
-// mutatingPolicies says whether the API server can inject without a webhook.
+// mutatingPolicies reports whether the API server can inject without a webhook.
 func (d *Doctor) mutatingPolicies(context.Context, *state) ([]Finding, error) {
 	_, err := d.Client.RESTMapper().RESTMapping(schema.GroupKind{Group: "admissionregistration.k8s.io", Kind: "MutatingAdmissionPolicy"}, "v1")
 	switch {
@@ -51,7 +52,7 @@ func (d *Doctor) mutatingPolicies(context.Context, *state) ([]Finding, error) {
 	return []Finding{{"policies", OK, "the cluster serves MutatingAdmissionPolicy v1: Evenkeel can do without a webhook (injection.mode)", ""}}, nil
 }
 
-// runtimes says which nodes can mount images, by container runtime.
+// runtimes reports which nodes can mount images, by container runtime.
 func runtimes(nodes []corev1.Node) []Finding {
 	able, unable := map[string][]string{}, map[string][]string{}
 	for i := range nodes {
@@ -76,7 +77,8 @@ func runtimes(nodes []corev1.Node) []Finding {
 	return all
 }
 
-// processors says where nodes have different processors. An image is built for one of them, unless it is a manifest list.
+// processors reports where nodes have different processors. An image is built for one of them, unless it is a manifest
+// list.
 func processors(nodes []corev1.Node) []Finding {
 	by := map[string][]string{}
 	for _, node := range nodes {
@@ -94,7 +96,7 @@ func processors(nodes []corev1.Node) []Finding {
 	return []Finding{{"processors", Note, strings.Join(kinds, "; ") + ". The API does not show for which of them an image is", "publish each image as a manifest list for all, or select nodes of one kind: docs/install.md#processors"}}
 }
 
-// profiles says what the controller has found about each profile.
+// profiles describes what the controller has found about each profile.
 func profiles(list []evenkeel.NetworkProfile) []Finding {
 	if len(list) == 0 {
 		return []Finding{{"profiles", Problem, "there is no NetworkProfile, so that jobs have none to name", "set defaultProfile.spec.plugin.image with the chart, or create one"}}
@@ -135,8 +137,8 @@ func profiles(list []evenkeel.NetworkProfile) []Finding {
 	return all
 }
 
-// kueue says whether Kueue is there, whether Evenkeel's AdmissionChecks admit anything, which jobs they miss, and whether Kueue lets the
-// Jobs of checks run.
+// kueue reports whether Kueue is there, whether Evenkeel's AdmissionChecks admit anything, which jobs they miss, and
+// whether Kueue lets the Jobs of checks run.
 func (d *Doctor) kueue(ctx context.Context, s *state) ([]Finding, error) {
 	mapping, err := d.Client.RESTMapper().RESTMapping(schema.GroupKind{Group: "kueue.x-k8s.io", Kind: "AdmissionCheck"})
 	if meta.IsNoMatchError(err) {
@@ -176,7 +178,8 @@ func (d *Doctor) kueue(ctx context.Context, s *state) ([]Finding, error) {
 	return append(all, unproven...), err
 }
 
-// unprovenQueues says which jobs a policy would gate if they were not in a queue of Kueue, where nothing proves their nodes.
+// unprovenQueues reports which jobs a policy would gate if they were not in a queue of Kueue, where nothing proves
+// their nodes.
 func (d *Doctor) unprovenQueues(ctx context.Context) ([]Finding, error) {
 	var policies evenkeel.NetworkCheckPolicyList
 	if err := d.Client.List(ctx, &policies); err != nil {
@@ -194,7 +197,8 @@ func (d *Doctor) unprovenQueues(ctx context.Context) ([]Finding, error) {
 		counted(len(queues), "ClusterQueue"), text.List(sorted(queues), maxNamed), policies.Items[i].Name), "name one in spec.admissionChecksStrategy: docs/preflight.md#with-kueue"}}, nil
 }
 
-// suspended creates, in a dry run, a Job where those of checks are. Kueue suspends it if it manages jobs without a queue name there.
+// suspended creates, in a dry run, a Job in the namespace of checks. Kueue suspends it if it manages jobs without a
+// queue name there.
 func (d *Doctor) suspended(ctx context.Context) []Finding {
 	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{GenerateName: "evenkeel-doctor-", Namespace: d.Namespace}}
 	job.Spec.Template.Spec = restrictedPod()

@@ -16,8 +16,8 @@ import (
 // oldDistributions matches what names of images say about distributions whose glibc is older than 2.28.
 var oldDistributions = regexp.MustCompile(`(?:^|[^a-z])(ubuntu[-:_]?(?:1[0-7]\.?(?:04|10)|18\.?04)|trusty|xenial|bionic|debian[-:_]?[89]|jessie|stretch|(?:centos|rhel|ubi|oraclelinux)[-:_]?[67]|el[67]|amazonlinux[-:_]?[12])(?:[^a-z0-9]|$)`)
 
-// oldDistribution is what the image's name says about such a distribution; empty: nothing. A digest, a registry and its folders say
-// nothing.
+// oldDistribution is what the image's name says about such a distribution; empty: nothing. A digest, a registry and its
+// folders say nothing.
 func oldDistribution(image string) string {
 	name, _, _ := strings.Cut(image, "@")
 	if found := oldDistributions.FindStringSubmatch(name[strings.LastIndex(name, "/")+1:]); found != nil {
@@ -26,7 +26,7 @@ func oldDistribution(image string) string {
 	return ""
 }
 
-// glibc says which images cannot load the plugin, by their names: the API does not show what is in an image.
+// glibc reports which images cannot load the plugin, by their names: the API does not show what is in an image.
 func glibc(pods []corev1.Pod, onNodes map[string][]string) []Finding {
 	var all []Finding
 	running := map[string][]string{} // by image, the pods

@@ -12,7 +12,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
-// images are those that nodes say they have: of each node the largest, 50 of them by default. So what is missing proves nothing.
+// images are the images that nodes report: by default the 50 largest of each node. So a missing image proves nothing.
 type images struct {
 	nodes int
 	// hosts are the registries, with the nodes that have an image from there.

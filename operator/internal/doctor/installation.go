@@ -75,7 +75,7 @@ func (d *Doctor) deployments(ctx context.Context, s *state) ([]Finding, error) {
 	return all, nil
 }
 
-// imageOf is that of the Deployment's program.
+// imageOf returns the image of the Deployment's program.
 func imageOf(d *appsv1.Deployment) string {
 	if containers := d.Spec.Template.Spec.Containers; len(containers) > 0 {
 		return containers[0].Image
@@ -83,7 +83,8 @@ func imageOf(d *appsv1.Deployment) string {
 	return "none"
 }
 
-// admission asks the API server, in a dry run, for a job of a profile that does not exist. A webhook that answers refuses it.
+// admission asks the API server, in a dry run, for a job of a profile that does not exist. A webhook that answers
+// refuses it.
 func (d *Doctor) admission(ctx context.Context, _ *state) ([]Finding, error) {
 	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{GenerateName: "evenkeel-doctor-", Namespace: metav1.NamespaceDefault, Annotations: map[string]string{evenkeel.ProfileKey: probeProfile}}}
 	job.Spec.Template.Spec = corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "probe", Image: "probe"}}}

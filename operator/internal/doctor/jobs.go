@@ -48,7 +48,7 @@ func plugin(pods []corev1.Pod) []Finding {
 	return all
 }
 
-// versions says which versions of the plugin run.
+// versions reports which versions of the plugin run.
 func versions(pods []corev1.Pod) []Finding {
 	count := map[string]int{}
 	for i := range pods {

@@ -24,7 +24,7 @@ var installs = []schema.GroupResource{
 	{Group: "scheduling.k8s.io", Resource: "priorityclasses"},
 }
 
-// permissions says whether you may install the chart, as far as the API server tells in advance.
+// permissions reports whether you may install the chart, as far as the API server tells in advance.
 func (d *Doctor) permissions(ctx context.Context, _ *state) ([]Finding, error) {
 	var lacking []string
 	for _, of := range installs {

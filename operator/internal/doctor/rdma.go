@@ -18,8 +18,8 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
-// Labels of Node Feature Discovery: by its own rules, which begin with custom-, and by those that network operators bring. A card of
-// vendor 15b3 can do RDMA.
+// Labels of Node Feature Discovery: by its own rules, which begin with custom-, and by those that network operators
+// bring. A card of vendor 15b3 can do RDMA.
 const feature = "feature.node.kubernetes.io/"
 
 var (
@@ -33,7 +33,7 @@ type absence struct {
 	why, do string
 }
 
-// absences has the most certain one first.
+// absences lists the most certain one first.
 var absences = []absence{
 	{func(n *corev1.Node) bool { return has(n, cardLabels[:2]) && !has(n, moduleLabels) },
 		"Node Feature Discovery finds a card there, but not its kernel modules", "load ib_uverbs, rdma_ucm and the module of the card on these nodes"},
@@ -47,7 +47,7 @@ func has(node *corev1.Node, labels []string) bool {
 	return slices.ContainsFunc(labels, func(label string) bool { return node.Labels[label] == "true" })
 }
 
-// rdma says which nodes offer RDMA devices, and what keeps the others from it as far as the API shows.
+// rdma reports which nodes offer RDMA devices, and what keeps the others from it as far as the API shows.
 func rdma(nodes []corev1.Node, profiles []evenkeel.NetworkProfile) []Finding {
 	wanted := map[string]bool{}
 	for _, p := range profiles {
@@ -106,7 +106,7 @@ func rdma(nodes []corev1.Node, profiles []evenkeel.NetworkProfile) []Finding {
 // devicePlugin matches the names of the DaemonSets of RDMA device plugins, and of their images.
 var devicePlugin = regexp.MustCompile(`rdma-shared-d|rdma-device-plugin|sriov-network-device-plugin|sriov-device-plugin`)
 
-// devicePlugins says on how many nodes a device plugin for RDMA runs.
+// devicePlugins reports on how many nodes a device plugin for RDMA runs.
 func (d *Doctor) devicePlugins(ctx context.Context, _ *state) ([]Finding, error) {
 	var all []Finding
 	page := &appsv1.DaemonSetList{}
@@ -138,7 +138,7 @@ func (d *Doctor) devicePlugins(ctx context.Context, _ *state) ([]Finding, error)
 	return all, nil
 }
 
-// gpuDirect says for which profiles messages of GPUs are copied through host memory, though jobs get an RDMA device.
+// gpuDirect reports for which profiles messages of GPUs are copied through host memory, though jobs get an RDMA device.
 func gpuDirect(nodes []corev1.Node, profiles []evenkeel.NetworkProfile) []Finding {
 	if !slices.ContainsFunc(nodes, func(n corev1.Node) bool { return accelerator.Has(&n) }) {
 		return nil

@@ -40,13 +40,14 @@ var pullErrors = []pullError{
 	{regexp.MustCompile(`(?i)not found|manifest unknown|name unknown|invalid reference|couldn't parse image`), "it does not have the image", "see the image's name and digest"},
 }
 
-// pullReasons are those of containers that wait for an image.
+// pullReasons are the reasons of containers that wait for an image.
 var pullReasons = []string{"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "RegistryUnavailable", "SignatureValidationFailed"}
 
-// quotedImage finds the image in the message of a container that waits: it may be that of a volume, and not the container's.
+// quotedImage finds the image in the message of a waiting container. It may be a volume's image and not the
+// container's.
 var quotedImage = regexp.MustCompile(`image "([^"]+)"`)
 
-// pulls says for which images pods wait, and why: pods of jobs, and Evenkeel's own.
+// pulls reports for which images pods wait, and why: pods of jobs, and Evenkeel's own.
 func (d *Doctor) pulls(ctx context.Context, s *state) ([]Finding, error) {
 	pods := s.pods
 	selectors := []client.ListOption{client.HasLabels{evenkeel.CheckKey}}
@@ -108,8 +109,8 @@ func theyWait(n int) string {
 	return fmt.Sprintf("%d pods wait", n)
 }
 
-// registries says which registries are used, which nodes are known to have pulled from them, and whether the Secrets for them exist
-// where they are needed and are for that registry.
+// registries reports which registries are used, which nodes are known to have pulled from them, and whether the Secrets
+// for them exist where they are needed and are for that registry.
 func (d *Doctor) registries(ctx context.Context, s *state) ([]Finding, error) {
 	for i := range s.pods {
 		if image := inject.DeliveredImage(&s.pods[i].Spec); image != "" && s.pods[i].Status.Phase == corev1.PodRunning {
@@ -229,7 +230,8 @@ func (d *Doctor) pullSecret(ctx context.Context, namespace, name, host string) s
 	return secretState{Problem, fmt.Sprintf("is for %s, but the image comes from %s", text.List(sorted(known), maxNamed), host), "add that registry to it"}
 }
 
-// isFor reports whether credentials for an entry of a Secret are for the registry. As for the kubelet, * is part of one label.
+// isFor reports whether credentials for an entry of a Secret are for the registry. As for the kubelet, * is part of one
+// label.
 func isFor(entry, host string) bool {
 	if host == "docker.io" && entry == "index.docker.io" {
 		return true

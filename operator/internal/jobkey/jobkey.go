@@ -1,5 +1,5 @@
-// Package jobkey builds the Secret with a job's key. The job's processes prove the key to each other and derive their encryption keys
-// from it.
+// Package jobkey builds the Secret with a job's key. The job's processes prove the key to each other and derive their
+// encryption keys from it.
 package jobkey
 
 import (
@@ -23,7 +23,7 @@ const (
 	keyBytes = 32
 )
 
-// made are the names that Name returns. The chart's policy for Secrets (keyguard.yaml) has the same pattern.
+// made are the names that Name returns. The chart's policy for Secrets (keyguard.yaml) contains the same pattern.
 var made = regexp.MustCompile(`^[a-z][-a-z0-9]*-` + use + `-[0-9a-f]{8}$`)
 
 // Name returns the name of the Secret that is made for a job that is being created.

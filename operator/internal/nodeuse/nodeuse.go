@@ -1,5 +1,5 @@
-// Package nodeuse knows which pods use the accelerators of which nodes. It watches all pods, and keeps a few words about each
-// that uses an accelerator, since a cluster may have a hundred thousand. Pods of checks do not count.
+// Package nodeuse knows which pods use the accelerators of which nodes. It watches all pods, and keeps a few words
+// about each that uses an accelerator, since a cluster may have a hundred thousand. Pods of checks do not count.
 package nodeuse
 
 import (
@@ -35,7 +35,7 @@ import (
 // usingPods selects pods that have a node and have not ended.
 var usingPods = fields.ParseSelectorOrDie("spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed")
 
-// maxRemembered is the number of nodes from which on those that nobody uses are forgotten, such as deleted ones.
+// maxRemembered is the number of nodes at which unused nodes, such as deleted ones, are dropped.
 const maxRemembered = 1 << 14
 
 // changeDelay is how long changes are collected before controllers hear of them.
@@ -54,7 +54,7 @@ type Tracker struct {
 	listeners []chan struct{}
 	synced    chan struct{}
 	syncOnce  sync.Once
-	// requested has what pods request. Most request the same.
+	// requested holds the requests of pods. Most pods request the same.
 	requested slim.Pool[[]count]
 }
 
@@ -154,8 +154,8 @@ func (n *node) user() string {
 	return first
 }
 
-// UserSince returns the name of a pod that used accelerators of the node at some time after since; empty if none is known to
-// have. Times of the API have whole seconds, so use that ended in the same second does not count.
+// UserSince returns the name of a pod that used accelerators of the node at some time after since; empty if none is
+// known to have. Times of the API have whole seconds, so use that ended in the same second does not count.
 func (t *Tracker) UserSince(nodeName string, since time.Time) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -171,8 +171,8 @@ func (t *Tracker) UserSince(nodeName string, since time.Time) string {
 	return ""
 }
 
-// Left returns when the last pod that used accelerators of the node went. It is zero if none did since the controller started, or
-// if one uses them now.
+// Left returns when the last pod that used accelerators of the node went. It is zero if none did since the controller
+// started, or if one uses them now.
 func (t *Tracker) Left(nodeName string) time.Time {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -197,8 +197,8 @@ func (t *Tracker) Used(nodeName string) map[corev1.ResourceName]int64 {
 	return used
 }
 
-// Source returns a source of requests: those that the function returns are made when the use of a node changes; nil makes none. A
-// controller that watches it starts when the use of all nodes is known.
+// Source returns a source of requests: those that the function returns are made when the use of a node changes; nil
+// makes none. A controller that watches it starts when the use of all nodes is known.
 func (t *Tracker) Source(requests handler.MapFunc) *Changes { return &Changes{t, requests} }
 
 // Changes is a source of requests for a controller.

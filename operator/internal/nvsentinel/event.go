@@ -1,5 +1,6 @@
-// Package nvsentinel sends health events to NVSentinel. It speaks the protocol of its platform connector: one call of gRPC, the
-// service PlatformConnector of data-models/protobufs/health_event.proto in https://github.com/NVIDIA/NVSentinel, transcribed here.
+// Package nvsentinel sends health events to NVSentinel. It speaks the protocol of its platform connector: one call of
+// gRPC, the service PlatformConnector of data-models/protobufs/health_event.proto in
+// https://github.com/NVIDIA/NVSentinel, transcribed here.
 package nvsentinel
 
 import (
@@ -9,7 +10,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Strategy says what NVSentinel does with an event.
+// Strategy selects what NVSentinel does with an event.
 type Strategy int32
 
 // Strategies, with the numbers of the protocol.
@@ -40,7 +41,8 @@ const (
 	ActionContactSupport Action = 5
 )
 
-// What every event of Evenkeel has. NVSentinel makes a node condition of the check's name, so it is none of our own conditions.
+// What every event of Evenkeel has. NVSentinel makes a node condition of the check's name, so it is none of our own
+// conditions.
 const (
 	agent          = "evenkeel"
 	componentClass = "Network"
@@ -57,7 +59,7 @@ type Event struct {
 	// Healthy is false for a fault. A fatal fault is one of the node itself.
 	Healthy, Fatal bool
 	Action         Action
-	// Message has the evidence: what was measured, with whom.
+	// Message is the evidence: what was measured, and with which partners.
 	Message string
 	// ErrorCode is empty in healthy events.
 	ErrorCode string

@@ -30,12 +30,12 @@ const (
 type Connector struct {
 	// Target is unix:///PATH for the one of this node, or HOST:PORT for the one of the cluster.
 	Target string
-	// TokenFile has the service account's token; empty: none is sent. CAFile has the certificates that sign that of HOST:PORT.
-	// Both are read for each call, as they are renewed.
+	// TokenFile holds the service account's token. If it is empty, no token is sent. CAFile holds the CA certificates for
+	// HOST:PORT. Both are read for each call, as they are renewed.
 	TokenFile, CAFile string
 }
 
-// Validate says what is wrong with the settings.
+// Validate explains what is wrong with the settings.
 func (c Connector) Validate() error {
 	path, socket := strings.CutPrefix(c.Target, socketScheme)
 	switch {
@@ -51,8 +51,8 @@ func (c Connector) Validate() error {
 	return nil
 }
 
-// Send sends the events in one call. What is sent again with the same key, of letters, digits and ._:- (128 at most), is the same
-// for the platform connector. Events are rare, so each call has a connection of its own.
+// Send sends the events in one call. What is sent again with the same key, of letters, digits and ._:- (128 at most),
+// is the same for the platform connector. Events are rare, so each call has a connection of its own.
 func (c Connector) Send(ctx context.Context, key string, events ...Event) error {
 	ctx, cancel := context.WithTimeout(ctx, sendTimeout)
 	defer cancel()

@@ -1,5 +1,5 @@
-// Package pluginstatus has what the plugin reports about the process that loaded it: the datagram, and the pod's annotation that
-// keeps it.
+// Package pluginstatus defines what the plugin reports about the process that loaded it: the datagram, and the pod's
+// annotation that keeps it.
 package pluginstatus
 
 import (
@@ -13,7 +13,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// An Outcome says whether NCCL uses the plugin in a pod.
+// An Outcome reports whether NCCL uses the plugin in a pod.
 type Outcome string
 
 const (
@@ -57,8 +57,8 @@ func Of(pod metav1.Object) (s Status, known bool) {
 	return Status{}, false
 }
 
-// Version is the plugin's version and that of its protocol, as in "version 0.1.0, protocol 7"; empty: it is not known. Plugins of one
-// job refuse each other if they have different protocols.
+// Version is the plugin's version and its protocol's version, as in "version 0.1.0, protocol 7". It is empty if
+// unknown. Plugins of one job refuse each other if they have different protocols.
 func (s Status) Version() string {
 	version, _, found := strings.Cut(s.Text, ", devices: ")
 	if s.Outcome != Loaded || !found || !strings.HasPrefix(version, "version ") {

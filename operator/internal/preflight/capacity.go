@@ -22,8 +22,9 @@ const (
 	ReasonGPUsPending  = "GPUsPending"
 )
 
-// Capacity checks what the API says about a node: whether pods with these tolerations can run on it, and whether all of its
-// GPUs can be used. It needs no run, and saves one that would end in a timeout. DRA are the GPUs that ResourceSlices offer there.
+// Capacity checks what the API says about a node: whether pods with these tolerations can run on it, and whether all of
+// its GPUs can be used. It needs no run, and saves one that would end in a timeout. DRA are the GPUs that
+// ResourceSlices offer there.
 func Capacity(node *corev1.Node, tolerations []corev1.Toleration, dra accelerator.DRA) (v evenkeel.Verdict, reason, message string) {
 	if reason, message := Unschedulable(node, tolerations); reason != "" {
 		return evenkeel.VerdictInconclusive, reason, message
@@ -31,7 +32,7 @@ func Capacity(node *corev1.Node, tolerations []corev1.Toleration, dra accelerato
 	return devices(node, dra)
 }
 
-// Unschedulable says why pods with these tolerations cannot run on the node; empty: they can.
+// Unschedulable explains why pods with these tolerations cannot run on the node, or is empty if they can.
 func Unschedulable(node *corev1.Node, tolerations []corev1.Toleration) (reason, message string) {
 	ready := slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
@@ -54,9 +55,10 @@ func Unschedulable(node *corev1.Node, tolerations []corev1.Toleration) (reason, 
 	return "", ""
 }
 
-// devices fails a node that offers only some of its GPUs, at once: a device plugin reports all devices in one message, so that fewer
-// are not on their way but unhealthy. A node that offers none may have a device plugin that has not registered yet, or is being replaced.
-// Where no label says how many there are, and no device plugin offers any, a DRA driver's list does.
+// devices fails a node that offers only some of its GPUs, at once: a device plugin reports all devices in one message,
+// so that fewer are not on their way but unhealthy. A node that offers none may have a device plugin that has not
+// registered yet, or is being replaced. Where no label says how many there are, and no device plugin offers any, a DRA
+// driver's list does.
 func devices(node *corev1.Node, dra accelerator.DRA) (v evenkeel.Verdict, reason, message string) {
 	counts, settled := accelerator.Counts(node)
 	if !settled {

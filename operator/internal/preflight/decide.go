@@ -40,7 +40,7 @@ func (w PlannedRun) Name() string {
 	return fmt.Sprintf("%s%d-%d", letter, w.Round, w.Index)
 }
 
-// Reasons besides those of package verdict.
+// Reasons that package verdict does not define.
 const (
 	ReasonReady       = "Ready"
 	ReasonLocalBroken = "LocalRunBroken"
@@ -71,7 +71,7 @@ type NodeResult struct {
 	Stage evenkeel.Stage
 	// BusBW is the best bus bandwidth of a run with the node over the expected network, GB/s; 0 without one.
 	BusBW float64
-	// LatencyUS is the least of such a run, microseconds, and Devices is as in [Run]; 0: unknown.
+	// LatencyUS is the least of such a run, microseconds, and Devices is as in [Run], or 0 if unknown.
 	LatencyUS float64
 	Devices   int
 }
@@ -82,7 +82,7 @@ type FabricResult struct {
 	Verdict evenkeel.Verdict
 	Reason  string
 	Message string
-	// MinBusBW is the minimum that its runs had to reach, GB/s; 0: none.
+	// MinBusBW is the minimum that its runs had to reach, GB/s, or 0 if there is none.
 	MinBusBW float64
 }
 
@@ -154,8 +154,8 @@ func (s *state) undecided() []int {
 	return open
 }
 
-// planMissing adds the runs without a result to the pending ones, unless the check has ended. It reports whether all runs have
-// a result.
+// planMissing adds the runs without a result to the pending ones, unless the check has ended. It reports whether all
+// runs have a result.
 func (s *state) planMissing(round int, planned []PlannedRun) bool {
 	missing := slices.DeleteFunc(slices.Clone(planned), func(w PlannedRun) bool { return s.done[runKey{w.Stage, w.Round, w.Index}] })
 	if s.record.Ended == "" && len(missing) > 0 {
@@ -178,7 +178,8 @@ func (s *state) eachRun(stage evenkeel.Stage, visit func(run *Run)) {
 	}
 }
 
-// runProblem returns what is wrong with a run apart from its speed, as a reason and a message. Both are empty if nothing is.
+// runProblem returns what is wrong with a run apart from its speed, as a reason and a message. Both are empty if
+// nothing is.
 func (s *state) runProblem(run *Run) (reason, message string) {
 	_, networks := s.record.names(run)
 	used, wanted := s.record.transports(run), s.record.Transport
@@ -214,8 +215,8 @@ func (s *state) runProblem(run *Run) (reason, message string) {
 // stageLocal tests each node by itself.
 func (s *state) stageLocal() { s.runInsideNodes(evenkeel.StageLocal, s.undecided()) }
 
-// stageRDMA tests each node that has the device by itself, over RDMA alone. If all runs have to use RDMA, a node without the
-// device fails; otherwise it is left out.
+// stageRDMA tests each node with the device by itself, over RDMA alone. If all runs have to use RDMA, a node without
+// the device fails; otherwise it is left out.
 func (s *state) stageRDMA() {
 	var having []int
 	for _, at := range s.undecided() {
@@ -229,7 +230,8 @@ func (s *state) stageRDMA() {
 	s.runInsideNodes(evenkeel.StageRDMA, having)
 }
 
-// runInsideNodes runs a stage within each of the nodes. If most nodes fail, the plugin or the image is blamed and not the nodes.
+// runInsideNodes runs a stage within each of the nodes. If most nodes fail, the plugin or the image is blamed and not
+// the nodes.
 func (s *state) runInsideNodes(stage evenkeel.Stage, indexes []int) {
 	var works []PlannedRun
 	for _, at := range indexes {
@@ -267,8 +269,8 @@ func (s *state) runInsideNodes(stage evenkeel.Stage, indexes []int) {
 	}
 }
 
-// lockedMemoryTooLow reports whether the run's processes may lock less memory than RDMA needs. With the capability IPC_LOCK
-// the limit does not apply.
+// lockedMemoryTooLow reports whether the run's processes may lock less memory than RDMA needs. With the capability
+// IPC_LOCK the limit does not apply.
 func (s *state) lockedMemoryTooLow(run *Run) bool {
 	exempt := s.record.Plugin[evenkeel.MemoryLockKey] != ""
 	return !exempt && run.LockedMemory != nil && *run.LockedMemory >= 0 && *run.LockedMemory < minLockedMemory
@@ -339,9 +341,9 @@ func (s *state) stagePairs() {
 	s.out.Median = pairing.Median(speeds)
 }
 
-// effectiveNetworks returns the networks that carried a run, for package pairing to compare with the expected network. A
-// network with another transport than the expected one counts as another network. If a transport is unknown, so is the
-// network.
+// effectiveNetworks returns the networks that carried a run, for package pairing to compare with the expected network.
+// A network with another transport than the expected one counts as another network. If a transport is unknown, so is
+// the network.
 func (s *state) effectiveNetworks(run *Run) []string {
 	_, networks := s.record.names(run)
 	wanted := s.record.Transport

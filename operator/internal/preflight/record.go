@@ -1,5 +1,6 @@
-// Package preflight decides how a check proceeds and what it found: the next stage, the runs to start, the verdicts. It is pure.
-// [Decide] derives everything from the options and the [Record], so that a restarted controller continues where it was.
+// Package preflight decides how a check proceeds and what it found: the next stage, the runs to start, the verdicts. It
+// is pure. [Decide] derives everything from the options and the [Record], so that a restarted controller continues
+// where it was.
 package preflight
 
 import (
@@ -18,8 +19,8 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
-// Record has the nodes and all results of a check. It is kept outside of the check's status, which stays small however many
-// nodes there are.
+// Record holds the nodes and all results of a check. It is kept outside of the check's status, which stays small
+// however many nodes there are.
 type Record struct {
 	// Started is when the nodes were chosen.
 	Started time.Time `json:"started"`
@@ -51,7 +52,8 @@ type Record struct {
 // Node is a selected node.
 type Node struct {
 	Name string `json:"name"`
-	// UID tells it from a later node of the same name. It is empty in reports of earlier versions, and where there was no node.
+	// UID tells it from a later node of the same name. It is empty in reports of earlier versions, and where there was no
+	// node.
 	UID  types.UID `json:"uid,omitempty"`
 	Pool string    `json:"pool,omitempty"`
 	// Verdict, Reason and Message are the findings of stage Capacity; empty if the node is fine.
@@ -68,7 +70,7 @@ type Node struct {
 type Pool struct {
 	// Partial is set if it has more nodes, which could be tested at another time.
 	Partial bool `json:"partial,omitempty"`
-	// UsualBusBW is the median of what its other nodes reached in earlier checks, GB/s; 0: unknown.
+	// UsualBusBW is the median of what its other nodes reached in earlier checks, GB/s, or 0 if unknown.
 	UsualBusBW float64 `json:"usualBusBW,omitempty"`
 }
 
@@ -83,13 +85,14 @@ type Run struct {
 	// BusBW is the peak over all sizes, GB/s. Wrong is the number of wrong elements.
 	BusBW float64 `json:"busBW,omitempty"`
 	Wrong int64   `json:"wrong,omitempty"`
-	// LatencyUS is the time of a small message from one node to another, microseconds; 0: unknown.
+	// LatencyUS is the time of a small message from one node to another, microseconds, or 0 if unknown.
 	LatencyUS float64 `json:"latencyUS,omitempty"`
-	// Devices is the number of network devices of its nodes, where BusBW is that of one of them; 0: unknown, or BusBW is that of all.
+	// Devices is the number of network devices of its nodes if BusBW counts one of them. It is 0 if unknown, or if BusBW
+	// counts all.
 	Devices int `json:"devices,omitempty"`
 	// Networks are indexes into Record.Networks.
 	Networks []int `json:"networks,omitempty"`
-	// LockedMemory is the limit of memory that its processes may lock, bytes; negative: no limit; nil: unknown.
+	// LockedMemory is the limit of memory that its processes may lock, bytes, negative without a limit, or nil if unknown.
 	LockedMemory *int64 `json:"lockedMemory,omitempty"`
 	// InUse are indexes into Record.Nodes: nodes of the run that somebody else used meanwhile.
 	InUse []int `json:"inUse,omitempty"`
@@ -97,7 +100,7 @@ type Run struct {
 	Detail string `json:"detail,omitempty"`
 }
 
-// Measurement is what the log of a run says.
+// Measurement is the content of a run's log.
 type Measurement struct {
 	Outcome pairing.Outcome
 	BusBW   float64
@@ -148,7 +151,7 @@ func (r *Record) Has(w PlannedRun) bool {
 	})
 }
 
-// Replaced reports whether the node that has the name of a selected one now is another. Without a UID, one that is younger than the
+// Replaced reports whether another node now has the name of a selected one. Without a UID, one that is younger than the
 // record is.
 func (r *Record) Replaced(selected *Node, now *corev1.Node) bool {
 	if selected.UID == "" {
@@ -225,7 +228,8 @@ func (r *Record) EncodeLines(after Mark) ([]string, Mark, error) {
 	return lines, Mark{len(r.Nodes), len(r.Networks), len(r.Runs)}, nil
 }
 
-// Decode reads what EncodeHead and EncodeLines wrote. Others may have changed the texts, so every index in them is checked.
+// Decode reads what EncodeHead and EncodeLines wrote. Others may have changed the texts, so every index in them is
+// checked.
 func Decode(headText string, lines ...string) (*Record, Mark, error) {
 	r := &Record{}
 	h := head{Record: r}

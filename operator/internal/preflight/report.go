@@ -18,7 +18,7 @@ type ReportFiles struct{ Markdown, SVG string }
 // Limits of a report: a ConfigMap has at most 1 MiB.
 const (
 	maxListed = 200
-	// maxDrawn is the maximum number of nodes on the heat map: first those that did not pass, then their partners.
+	// maxDrawn is the maximum number of nodes on the heat map: first the nodes that did not pass, then their partners.
 	maxDrawn = 48
 	cell     = 14
 )

@@ -10,9 +10,9 @@ import (
 // maxGPUsPerNode is the API's limit.
 const maxGPUsPerNode = 64
 
-// ChooseRunner returns the benchmark of a check, and how many GPUs it uses of each node. What the check names is taken. Otherwise it is
-// the first of those that use GPUs as jobs do and that the installation has an image of, where every node that is to be tested offers
-// whole GPUs to it. All runs of a check have one runner, as their bandwidths are compared.
+// ChooseRunner returns the benchmark of a check, and how many GPUs it uses of each node. What the check names is taken.
+// Otherwise it is the first runner that uses GPUs as jobs do and whose image the installation knows, where every node
+// to test offers whole GPUs to it. All runs of a check have one runner, as their bandwidths are compared.
 func ChooseRunner(o evenkeel.CheckOptions, installed []evenkeel.RunnerType, nodes []Node) (runner evenkeel.RunnerType, gpusPerNode *int32) {
 	if o.Runner.Type != "" {
 		return o.Runner.Type, o.Runner.GPUsPerNode
@@ -42,8 +42,8 @@ func ChooseRunner(o evenkeel.CheckOptions, installed []evenkeel.RunnerType, node
 	return evenkeel.RunnerBench, nil
 }
 
-// SetRunner sets the runner of a check's options to the recorded one, where the check names none. Earlier versions recorded none, and
-// all of their checks name one.
+// SetRunner sets the runner of a check's options to the recorded one, where the check names none. Earlier versions
+// recorded none, and all of their checks name one.
 func (r *Record) SetRunner(runner *evenkeel.RunnerSpec) {
 	if runner.Type == "" {
 		runner.Type, runner.GPUsPerNode = cmp.Or(r.Runner, evenkeel.RunnerBench), r.GPUsPerNode

@@ -13,7 +13,8 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// Refusal says why jobs of the namespace may not use the profile; empty: they may. The reader serves metadata of namespaces.
+// Refusal explains why jobs of the namespace may not use the profile; empty: they may. The reader serves metadata of
+// namespaces.
 func Refusal(ctx context.Context, reader client.Reader, profile *evenkeel.NetworkProfile, namespace string) (string, error) {
 	if profile.Spec.NamespaceSelector == nil {
 		return "", nil

@@ -10,13 +10,14 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// protocolSuffix ends a tag that says which protocols the image speaks, as in 0.2.0-p7.2: that among peers, and that with reduction
-// servers. The label evenkeel.dev/protocol of the image has the same.
+// protocolSuffix ends a tag that says which protocols the image speaks, as in 0.2.0-p7.2: that among peers, and that
+// with reduction servers. The image's label evenkeel.dev/protocol holds the same.
 var protocolSuffix = regexp.MustCompile(`-p([0-9]+\.[0-9]+)$`)
 
-// CompareImages says whether a plugin image and an image of reduction servers speak the same protocols, by their tags. Where a tag does
-// not say which, the two have to be of one version, as others may refuse each other. A digest alone says nothing about either, so without
-// tags it is Unknown. It returns status, reason and message of the condition ImagesMatch.
+// CompareImages reports whether a plugin image and an image of reduction servers speak the same protocols, by their
+// tags. Where a tag does not say which, the two have to be of one version, as others may refuse each other. A digest
+// alone says nothing about either, so without tags it is Unknown. It returns status, reason and message of the
+// condition ImagesMatch.
 func CompareImages(plugin, servers string) (status metav1.ConditionStatus, reason, message string) {
 	pluginTag, serversTag := tag(plugin), tag(servers)
 	pluginProtocol, serversProtocol := protocol(pluginTag), protocol(serversTag)
@@ -52,7 +53,7 @@ func version(tag string) string {
 	return strings.TrimPrefix(protocolSuffix.ReplaceAllString(tag, ""), "v")
 }
 
-// tag is the tag of an image reference; empty: it has none.
+// tag is the tag of an image reference, or empty if it has none.
 func tag(image string) string {
 	name, _, _ := strings.Cut(image, "@")
 	_, tag, _ := strings.Cut(name[strings.LastIndex(name, "/")+1:], ":") // before a slash, a colon is that of a port

@@ -22,8 +22,8 @@ import (
 const (
 	// Container is the name of the server's container.
 	Container = "reduction-server"
-	// drainSeconds is how long a stopping server continues operations in progress. graceSeconds is the pod's termination grace
-	// period.
+	// drainSeconds is how long a stopping server continues operations in progress. graceSeconds is the pod's termination
+	// grace period.
 	drainSeconds, graceSeconds = 30, 45
 	// memoryOverhead is what a server needs besides its buffers.
 	memoryOverhead = 256 << 20
@@ -33,9 +33,9 @@ const (
 type Run struct {
 	// Servers is the number of servers.
 	Servers int32
-	// Evictable says whether they may be evicted.
+	// Evictable reports whether they may be evicted.
 	Evictable bool
-	// HostNetwork says whether pods of the job are in the network of their nodes.
+	// HostNetwork reports whether pods of the job are in the network of their nodes.
 	HostNetwork bool
 }
 
@@ -78,8 +78,8 @@ func selectClients(service *evenkeel.ReductionService) *metav1.LabelSelector {
 	return &metav1.LabelSelector{MatchLabels: map[string]string{evenkeel.ReductionClientKey: service.Name}}
 }
 
-// headless gives the servers their host names, once they are ready. Clients wait for a name without an address, but not long
-// for a server that has an address and does not answer.
+// headless gives the servers their host names, once they are ready. Clients wait for a name without an address, but not
+// long for a server that has an address and does not answer.
 func headless(service *evenkeel.ReductionService) *corev1.Service {
 	return &corev1.Service{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
@@ -94,7 +94,8 @@ func headless(service *evenkeel.ReductionService) *corev1.Service {
 	}
 }
 
-// disruptionBudget protects servers from eviction: without one of them the whole job would end. So if one may be evicted, all may.
+// disruptionBudget protects servers from eviction: without one of them the whole job would end. So if one may be
+// evicted, all may.
 func disruptionBudget(service *evenkeel.ReductionService, evictable bool) *policyv1.PodDisruptionBudget {
 	unavailable := intstr.FromInt32(0)
 	if evictable {
@@ -107,9 +108,9 @@ func disruptionBudget(service *evenkeel.ReductionService, evictable bool) *polic
 	}
 }
 
-// networkPolicy allows connections from the job's pods, and to the metrics from everywhere. Servers may connect to the job's pods
-// only. No selector of pods matches those in the network of their nodes: then connections are allowed from and to everywhere, and the
-// job's key decides who is served.
+// networkPolicy allows connections from the job's pods, and to the metrics from everywhere. Servers may connect to the
+// job's pods only. No selector of pods matches those in the network of their nodes: then connections are allowed from
+// and to everywhere, and the job's key decides who is served.
 func networkPolicy(service *evenkeel.ReductionService, hostNetwork bool) *networkingv1.NetworkPolicy {
 	tcp, port, metrics := corev1.ProtocolTCP, intstr.FromInt32(Port), intstr.FromInt32(MetricsPort)
 	clients := []networkingv1.NetworkPolicyPeer{{PodSelector: selectClients(service)}}
@@ -146,8 +147,8 @@ func statefulSet(service *evenkeel.ReductionService, running int32) *appsv1.Stat
 	}
 }
 
-// serverPod returns a pod without permissions in the cluster. It fits the restricted standard, unless the profile asks for a
-// capability.
+// serverPod returns a pod without permissions in the cluster. It fits the restricted standard, unless the profile asks
+// for a capability.
 func serverPod(service *evenkeel.ReductionService) *corev1.Pod {
 	yes, no, seconds := true, false, int64(graceSeconds)
 	spec := service.Spec.Server.WithDefaults()
@@ -215,8 +216,8 @@ func serverPod(service *evenkeel.ReductionService) *corev1.Pod {
 	return pod
 }
 
-// affinity prefers the workers' domain, if requested, and avoids the workers' hosts, since workers need the links of their
-// hosts.
+// affinity prefers the workers' domain, if requested, and avoids the workers' hosts, since workers need the links of
+// their hosts.
 func affinity(service *evenkeel.ReductionService, placement evenkeel.PlacementSpec) *corev1.Affinity {
 	term := func(topology string) corev1.WeightedPodAffinityTerm {
 		return corev1.WeightedPodAffinityTerm{Weight: 50, PodAffinityTerm: corev1.PodAffinityTerm{TopologyKey: topology, LabelSelector: selectClients(service)}}

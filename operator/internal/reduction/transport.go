@@ -13,9 +13,9 @@ import (
 // portSettings is the prefix of NCCL's settings for RDMA ports.
 const portSettings = "NCCL_IB_"
 
-// SetTransport sets the transport of a service: that of the profile's jobs, including their RDMA device. With mode Auto servers get
-// the device only if every node that they may run on offers it, since they would run on no other node. With mode RDMA they always
-// get it.
+// SetTransport gives a service the transport of the profile's jobs, including their RDMA device. With mode Auto servers
+// get the device only if every node that they may run on offers it, since they would run on no other node. With mode
+// RDMA they always get it.
 func SetTransport(service *evenkeel.ReductionService, profile *evenkeel.NetworkProfile, nodes []corev1.Node) {
 	of, spec := inject.Resolve(profile, ""), &service.Spec
 	spec.Transport, spec.Environment = *profile.Spec.Transport.DeepCopy(), nil
@@ -34,7 +34,7 @@ func SetTransport(service *evenkeel.ReductionService, profile *evenkeel.NetworkP
 	}
 }
 
-// CountOffering counts the nodes that the servers may run on: those that offer the device, and all of them.
+// CountOffering counts the nodes that the servers may run on: the ones that offer the device, and all.
 func CountOffering(service *evenkeel.ReductionService, nodes []corev1.Node) (offering, all int) {
 	anywhere := service.DeepCopy()
 	anywhere.Spec.Transport.RDMA.ResourceName = ""
@@ -50,8 +50,8 @@ func CountOffering(service *evenkeel.ReductionService, nodes []corev1.Node) (off
 	return offering, all
 }
 
-// addDevice adds the service's device to a server. The capability to lock memory is effective for root only, so the server runs as
-// root with it.
+// addDevice adds the service's device to a server. The capability to lock memory is effective for root only, so the
+// server runs as root with it.
 func addDevice(pod *corev1.Pod, service *evenkeel.ReductionService) {
 	device := inject.NewRDMA(service.Spec.Transport.RDMA)
 	if device == nil {

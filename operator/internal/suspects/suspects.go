@@ -1,5 +1,5 @@
-// Package suspects has what the ranks of a running job say about whom it waits for: the datagram of the plugin, and the pod's
-// annotation that keeps it.
+// Package suspects defines what the ranks of a running job report about whom it waits for: the datagram of the plugin,
+// and the pod's annotation that keeps it.
 package suspects
 
 import (
@@ -61,7 +61,7 @@ type Suspect struct {
 	Evidence   string  `json:"evidence,omitempty"`
 }
 
-// A Report is what the rank says that has collected the views of all.
+// A Report comes from the rank that has collected the views of all.
 type Report struct {
 	// Collector names the process.
 	Collector string    `json:"collector,omitempty"`
@@ -107,7 +107,8 @@ func Parse(datagram []byte) (uid string, r Report, err error) {
 	return lines[0], r, nil
 }
 
-// Of returns what the pod's rank says; false: nothing that still counts. Whoever may change the pod may have written it.
+// Of returns what the pod's rank says; false: nothing that still counts. Whoever may change the pod may have written
+// it.
 func Of(pod metav1.Object, now time.Time) (*Standing, bool) {
 	s, ok := recorded(pod, now)
 	if !ok || now.Sub(s.At) >= Lifetime {
@@ -116,7 +117,8 @@ func Of(pod metav1.Object, now time.Time) (*Standing, bool) {
 	return s, true
 }
 
-// recorded returns what the annotation says, however old it is. The times are those of a controller, whose clock may be a little ahead.
+// recorded returns the annotation's content, however old it is. The times come from a controller whose clock may be a
+// little ahead.
 func recorded(pod metav1.Object, now time.Time) (*Standing, bool) {
 	value := pod.GetAnnotations()[evenkeel.SuspectsKey]
 	s := &Standing{}
@@ -129,8 +131,8 @@ func recorded(pod metav1.Object, now time.Time) (*Standing, bool) {
 	return s, true
 }
 
-// Next returns the annotation's value after a report about the pod; empty: it is removed. Write is false where it stays as it is, so
-// that reports which repeat themselves cost the API server little.
+// Next returns the annotation's value after a report about the pod, or empty to remove it. Write is false where it
+// stays as it is, so that reports which repeat themselves cost the API server little.
 func Next(pod metav1.Object, r Report, now time.Time) (value string, write bool) {
 	before, had := recorded(pod, now)
 	if had && before.Collector != r.Collector && now.Sub(before.At) < 2*refreshInterval && r.Ranks <= before.Ranks {
@@ -167,7 +169,8 @@ func (r Report) Key() string {
 	return strings.Join(keys, "")
 }
 
-// Key names the suspect. Of a late process that is its rank. Of a card, any rank of the host may be named, and the direction may change.
+// Key names the suspect. Of a late process that is its rank. Of a card, any rank of the host may be named, and the
+// direction may change.
 func (s *Suspect) Key() string {
 	switch {
 	case s.Class == evenkeel.SuspectLate && s.Rank != nil:

@@ -1,5 +1,6 @@
-// Package workload finds the pod templates in the kinds of jobs that Evenkeel supports, and suspends jobs. The kinds are handled
-// as unstructured objects through one table, so their modules are not needed, and kinds that the cluster lacks cost nothing.
+// Package workload finds the pod templates in the kinds of jobs that Evenkeel supports, and suspends jobs. The kinds
+// are handled as unstructured objects through one table, so their modules are not needed, and kinds that the cluster
+// lacks cost nothing.
 package workload
 
 import (
@@ -24,13 +25,13 @@ import (
 type kind struct {
 	// version is the API version that Evenkeel uses. The paths are the same in other served versions.
 	version string
-	// templates are the paths of pod templates. "*" stands for every key of a map, "[]" for every item of a list. A path that
-	// ends with "?" may be absent.
+	// templates are the paths of pod templates. "*" stands for every key of a map, "[]" for every item of a list. A path
+	// that ends with "?" may be absent.
 	templates [][]string
 	// suspend is the path of the field that suspends the job; nil if the kind has none.
 	suspend []string
-	// size is the path of the number of pods in a group. The first pod is made from the first template, if there are two, and
-	// the others from the last. It is nil if templates have their own numbers of replicas.
+	// size is the path of the number of pods in a group. The first pod is made from the first template, if there are two,
+	// and the others from the last. It is nil if templates have their own numbers of replicas.
 	size []string
 	// podLabel is the label of the job's pods that has its name; empty: the job itself is the controller of its pods.
 	podLabel string
@@ -109,7 +110,8 @@ func OfPod(pod metav1.Object) (job schema.GroupVersionKind, name string, ok bool
 // Labels of JobSet on its pods, which belong to Jobs of it.
 const jobSetName, jobSetUID = "jobset.sigs.k8s.io/jobset-name", "jobset.sigs.k8s.io/jobset-uid"
 
-// JobOf returns the object that the pod belongs to: the JobSet, if it is of one, else what controls the pod, else the pod itself.
+// JobOf returns the object that the pod belongs to: the JobSet, if it is of one, else what controls the pod, else the
+// pod itself.
 func JobOf(pod metav1.Object) corev1.ObjectReference {
 	name, uid := pod.GetLabels()[jobSetName], pod.GetLabels()[jobSetUID]
 	owner := metav1.GetControllerOfNoCopy(pod)
@@ -122,8 +124,8 @@ func JobOf(pod metav1.Object) corev1.ObjectReference {
 	return corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.GetNamespace(), Name: pod.GetName(), UID: pod.GetUID()}
 }
 
-// GangOf returns the object whose pods wait at the same gate: the job of a kind that cannot be suspended, else what JobOf returns. Where
-// pods know only the job's name, the UID is empty.
+// GangOf returns the object whose pods wait at the same gate: the job of a kind that cannot be suspended, else what
+// JobOf returns. Where pods know only the job's name, the UID is empty.
 func GangOf(pod metav1.Object) corev1.ObjectReference {
 	kind, name, ok := OfPod(pod)
 	if !ok {
@@ -142,8 +144,8 @@ func SameJob(a, b metav1.Object) bool {
 	return one.Namespace == other.Namespace && one.Kind == other.Kind && one.Name == other.Name && one.UID == other.UID
 }
 
-// GangSelector selects the pods of a gang whose own annotation asked for a profile, among those of its namespace; nil: only the pod itself
-// is known to be of it.
+// GangSelector selects the pods of a gang whose own annotation asked for a profile, among those of its namespace; nil:
+// only the pod itself is known to be of it.
 func GangSelector(pod metav1.Object) map[string]string {
 	if kind, name, ok := OfPod(pod); ok && kinds[kind.GroupKind()].podLabel != "" {
 		return map[string]string{kinds[kind.GroupKind()].podLabel: name}
@@ -207,7 +209,8 @@ func Templates(job *unstructured.Unstructured) ([]Template, error) {
 	return all, nil
 }
 
-// findTemplates returns the templates at the rest of a path. Walked is the path so far, and id the same as [Template] has it.
+// findTemplates returns the templates at the rest of a path. Walked is the path so far, and id the same as [Template]
+// has it.
 func findTemplates(at any, path []string, walked, id string) ([]Template, error) {
 	object, isObject := at.(map[string]any)
 	switch {
@@ -363,7 +366,8 @@ func ensureObject(holder map[string]any, field string) map[string]any {
 	return in
 }
 
-// podCount is the factor by which an object on the path to a template multiplies its pods: replicas or parallelism, else one.
+// podCount is the factor by which an object on the path to a template multiplies its pods: replicas or parallelism,
+// else one.
 func podCount(holder map[string]any) int {
 	for _, field := range []string{"replicas", "parallelism"} {
 		if n, ok := number(holder[field]); ok {
@@ -455,7 +459,8 @@ func Queue(job metav1.Object) string { return job.GetLabels()[QueueKey] }
 // Queued reports whether Kueue decides when the job starts.
 func Queued(job metav1.Object) bool { return Queue(job) != "" }
 
-// Marks of pods whose owner is in a queue: Kueue gives them to the pods of an admitted job, and to those that it suspends by themselves.
+// Marks of pods whose owner is in a queue. Kueue sets them on the pods of an admitted job, and on pods that it suspends
+// by themselves.
 const (
 	podSetKey           = "kueue.x-k8s.io/podset"
 	suspendingParentKey = "kueue.x-k8s.io/pod-suspending-parent"

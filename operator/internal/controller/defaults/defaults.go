@@ -1,5 +1,5 @@
-// Package defaults applies the NetworkProfile of an installation. Helm cannot create it in the same step as its CRD. The
-// controller can, as soon as the API server serves the kind.
+// Package defaults applies the NetworkProfile of an installation. Helm cannot create it in the same step as its CRD.
+// The controller can, as soon as the API server serves the kind.
 package defaults
 
 import (
@@ -85,9 +85,9 @@ func check(content []byte) error {
 // NeedLeaderElection keeps an old and a new version from overwriting each other during a rollout.
 func (*Profile) NeedLeaderElection() bool { return true }
 
-// Start applies the profile and returns. It waits for the API server to serve the kind. A profile that is invalid is a condition
-// and an Event, and does not end the controller, which everything else depends on. It is applied again from time to time: a
-// later version of the CRD may accept it.
+// Start applies the profile and returns. It waits for the API server to serve the kind. A profile that is invalid is a
+// condition and an Event, and does not end the controller, which everything else depends on. It is applied again from
+// time to time: a later version of the CRD may accept it.
 func (p *Profile) Start(ctx context.Context) error {
 	logger := log.FromContext(ctx).WithValues("profile", p.object.GetName())
 	backoff := p.retry
@@ -119,7 +119,8 @@ func (p *Profile) Start(ctx context.Context) error {
 	}
 }
 
-// apply applies the profile. It returns the generation of the one that there is then, also if it was not applied; 0: there is none.
+// apply applies the profile. It returns the generation of the one that there is then, also if it was not applied, or 0
+// if there is none.
 func (p *Profile) apply(ctx context.Context) (generation int64, err error) {
 	applied := p.object.DeepCopy()
 	if err = p.problem; err == nil {

@@ -18,8 +18,9 @@ import (
 )
 
 const (
-	// maxReported is the maximum number of jobs remembered. Then all are forgotten, which costs one request for each; no Event
-	// is repeated. It is more than the jobs of a large cluster, since a controller that starts sees their pods in no order.
+	// maxReported is the maximum number of jobs remembered. Then all are forgotten, which costs one request for each; no
+	// Event is repeated. It is more than the jobs of a large cluster, since a controller that starts sees their pods in no
+	// order.
 	maxReported = 1 << 14
 	// maxNamed is the maximum number of nodes named in an Event.
 	maxNamed = 5
@@ -78,7 +79,7 @@ func joinNames(nodes []corev1.Node) string {
 	return strings.Join(all, " ")
 }
 
-// NodesAvoidedEvent is the Event about those of the bad nodes that the pod's job avoids; nil if there are none.
+// NodesAvoidedEvent returns the Event about the bad nodes that the pod's job avoids, or nil if there are none.
 func NodesAvoidedEvent(pod *corev1.Pod, owner *metav1.OwnerReference, bad []corev1.Node, now time.Time) *corev1.Event {
 	avoided := inject.AvoidedNodes(pod, bad)
 	if len(avoided) == 0 {

@@ -1,5 +1,5 @@
-// Package jobgate is what the controllers of gated jobs share. Each evaluates everything that waits at once, since nodes and
-// checks concern all of it. It requests the checks that are needed, and applies the decisions.
+// Package jobgate is what the controllers of gated jobs share. Each evaluates everything that waits at once, since
+// nodes and checks concern all of it. It requests the checks that are needed, and applies the decisions.
 package jobgate
 
 import (
@@ -55,7 +55,7 @@ type Evaluator struct {
 	Namespace string
 	// Requests receives the nodes that have to be checked.
 	Requests *networkcheckpolicy.CheckRequests
-	// Use says which nodes are in use.
+	// Use reports which nodes are in use.
 	Use *nodeuse.Tracker
 	// Clock is replaced in tests. Poll is how often the cluster is asked for kinds that it does not serve yet.
 	Clock clock.PassiveClock
@@ -63,8 +63,8 @@ type Evaluator struct {
 	// Delays scales how long changes are collected, and the pods of a gang.
 	Delays debounce.Scale
 
-	// Transform, if set, reduces the objects that wait to what is needed of them. Wanted, if set, says which of their kinds are to be
-	// watched.
+	// Transform, if set, reduces the objects that wait to what is needed of them. Wanted, if set, says which of their
+	// kinds are to be watched.
 	Transform toolscache.TransformFunc
 	Wanted    func(schema.GroupKind) bool
 	// Requesters is how many decisions are applied at a time; zero: one after the other.
@@ -77,14 +77,14 @@ type Evaluator struct {
 
 	// name is the controller's.
 	name string
-	// changes and requested are kept from one evaluation to the next: the decisions that were reported, and the keys of the
-	// waiters that requested checks.
+	// changes and requested are kept from one evaluation to the next: the decisions that were reported, and the keys of
+	// the waiters that requested checks.
 	changes   gate.ChangeTracker
 	requested map[string]bool
 }
 
-// ErrStale is what a Waiter's Apply returns if somebody changed the object meanwhile. The decision counts as not reported, and the
-// change is another event.
+// ErrStale is what a Waiter's Apply returns if somebody changed the object meanwhile. The decision counts as not
+// reported, and the change is another event.
 var ErrStale = errors.New("the object was changed meanwhile")
 
 // singleRequest is the only request of such a controller.
@@ -93,9 +93,9 @@ var singleRequest = reconcile.Request{NamespacedName: types.NamespacedName{Name:
 // EnqueueAll requests an evaluation, whatever the event.
 var EnqueueAll = handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request { return []reconcile.Request{singleRequest} })
 
-// NewController makes a controller that evaluates when nodes, their health, policies or checks change, or an object that waits.
-// Those objects are of the waiting kinds and match the selector; nil selects all. A kind is watched as soon as the cluster
-// serves it.
+// NewController makes a controller that evaluates when nodes, their health, policies or checks change, or an object
+// that waits. Those objects are of the waiting kinds and match the selector; nil selects all. A kind is watched as soon
+// as the cluster serves it.
 func (e *Evaluator) NewController(mgr manager.Manager, name string, waiting []schema.GroupVersionKind, selector labels.Selector, evaluate func(context.Context) (reconcile.Result, error)) (controller.Controller, error) {
 	e.Client, e.name = mgr.GetClient(), name
 	transform := e.Transform
@@ -146,8 +146,8 @@ type Waiter struct {
 	Apply func(ctx context.Context, d gate.Decision, changed bool) error
 }
 
-// Evaluate decides about everything that waits, and requests the checks that are needed. The result says when time alone
-// may change a decision.
+// Evaluate decides about everything that waits, and requests the checks that are needed. The result says when time
+// alone may change a decision.
 func (e *Evaluator) Evaluate(ctx context.Context, waiting []Waiter) (reconcile.Result, error) {
 	requests, subjects := map[string]bool{}, map[types.UID]bool{}
 	var next time.Time
@@ -207,9 +207,9 @@ type decision struct {
 	changed bool
 }
 
-// apply applies the decisions, as many at a time as there are requesters, and remembers those that were reported. It returns those
-// whose gate is still closed: they wait, or it could not be opened. Those that open come first: where requests take long, such as of Events
-// that cannot be written, the pass may end before the rest.
+// apply applies the decisions, as many at a time as there are requesters, and remembers those that were reported. It
+// returns those whose gate is still closed: they wait, or it could not be opened. Those that open come first: where
+// requests take long, such as of Events that cannot be written, the pass may end before the rest.
 func (e *Evaluator) apply(ctx context.Context, decisions []decision) (closed []Waiter, all []error) {
 	slices.SortStableFunc(decisions, func(a, b decision) int {
 		switch {

@@ -1,7 +1,7 @@
 // Package jobkey makes the keys of jobs whose profile requires encryption, and whose users bring none.
 //
-// The workload webhook names the Secret in a label on the job and its pods, which wait for it. It is owned by the job, and so is
-// deleted with it. Jobs with reduction servers share the key of those.
+// The workload webhook names the Secret in a label on the job and its pods, which wait for it. It is owned by the job,
+// and so is deleted with it. Jobs with reduction servers share the key of those.
 package jobkey
 
 import (
@@ -62,8 +62,8 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	}))
 }
 
-// Reconcile makes the key of a job, unless the job runs: its pods have the key that there was, and a second one would part them from
-// those that come later.
+// Reconcile makes the key of a job, unless the job runs: its pods have the key that there was, and a second one would
+// part them from those that come later.
 func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	job, err := c.jobs.Find(ctx, request.Namespace, request.Name, nil)
 	if err != nil || job == nil || job.GetDeletionTimestamp() != nil || workload.Finished(job) || !jobkey.IsName(request.Name) {
@@ -82,7 +82,7 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	return reconcile.Result{RequeueAfter: retry}, nil
 }
 
-// runs reports whether a pod of the job has started, and so has the key.
+// runs reports whether a pod of the job has started, and so holds the key.
 func (c *Reconciler) runs(ctx context.Context, key reconcile.Request) (bool, error) {
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))

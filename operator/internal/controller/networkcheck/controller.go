@@ -1,9 +1,9 @@
-// Package networkcheck runs NetworkChecks: it starts the runs that package preflight plans, records their results, and cleans
-// up.
+// Package networkcheck runs NetworkChecks: it starts the runs that package preflight plans, records their results, and
+// cleans up.
 //
-// The state of a check is in the record of its report and in its Jobs. A result is recorded before its Job is deleted. The record is
-// written with a precondition, and read again when that fails. Names of Jobs follow from the planned run. So no run happens twice,
-// whenever the controller stops.
+// The state of a check is in the record of its report and in its Jobs. A result is recorded before its Job is deleted.
+// The record is written with a precondition, and read again when that fails. Names of Jobs follow from the planned run.
+// So no run happens twice, whenever the controller stops.
 package networkcheck
 
 import (
@@ -55,7 +55,8 @@ const (
 	expectedNetwork = "Evenkeel"
 	// concurrentChecks is the number of checks that are reconciled at a time; each waits for the API server only.
 	concurrentChecks = 4
-	// concurrentRequests is the number of requests at a time for the runs of one check: of a large one, hundreds start and end at once.
+	// concurrentRequests is the number of requests at a time for the runs of one check: of a large one, hundreds start and
+	// end at once.
 	concurrentRequests = 16
 	// debounceDelay is how long ended runs are collected, so that their results are recorded with one write.
 	debounceDelay = 300 * time.Millisecond
@@ -76,9 +77,9 @@ type Reconciler struct {
 	BenchImage, NCCLTestsImage, RCCLTestsImage string
 	// ImagePullSecrets are the names of the Secrets to pull the runner's image with.
 	ImagePullSecrets []string
-	// PriorityClass is that of the checks' pods; empty: the cluster's default.
+	// PriorityClass is the priority class of the checks' pods. If empty, the cluster's default applies.
 	PriorityClass string
-	// Use says which nodes are in use.
+	// Use reports which nodes are in use.
 	Use *nodeuse.Tracker
 	// Logs reads the logs with the results.
 	Logs LogReader
@@ -181,8 +182,9 @@ func (c *Reconciler) deleteExpired(ctx context.Context, object *evenkeel.Network
 	return reconcile.Result{}, nil
 }
 
-// loadReport returns the check's report, which it creates if there is none. It is nil if the check cannot be run; the status then
-// says why. The reports of running checks are kept in memory until a write says that somebody else changed them.
+// loadReport returns the check's report, which it creates if there is none. It is nil if the check cannot be run; the
+// status then says why. The reports of running checks are kept in memory until a write says that somebody else changed
+// them.
 func (c *Reconciler) loadReport(ctx context.Context, check *jobs.Check) (*report.Report, error) {
 	r := c.reports.get(check.Object)
 	if r == nil {
@@ -308,7 +310,7 @@ func (c *Reconciler) createReport(ctx context.Context, check *jobs.Check) (*repo
 	return r, nil
 }
 
-// rdmaProblem says why stage RDMA cannot run, if it was requested; empty if it can.
+// rdmaProblem explains why stage RDMA cannot run, if it was requested; empty if it can.
 func rdmaProblem(check *jobs.Check, profile *evenkeel.NetworkProfile, launcher evenkeel.Launcher) string {
 	device := check.Plugin.RDMA
 	switch {
@@ -326,9 +328,9 @@ func rdmaProblem(check *jobs.Check, profile *evenkeel.NetworkProfile, launcher e
 	return ""
 }
 
-// resolveLauncher resolves Auto. It returns "" if the cluster lacks the launcher that was requested, or that the image is for:
-// nccl-tests and rccl-tests of other images may be linked with an MPI that needs mpirun. The installation's image of rccl-tests has no
-// mpirun.
+// resolveLauncher resolves Auto. It returns "" if the cluster lacks the launcher that was requested, or that the image
+// is for: nccl-tests and rccl-tests of other images may be linked with an MPI that needs mpirun. The installation's
+// image of rccl-tests has no mpirun.
 func (c *Reconciler) resolveLauncher(ctx context.Context, namespace string, runner evenkeel.RunnerSpec) (evenkeel.Launcher, error) {
 	installed, _ := c.defaultImage(runner.Type)
 	switch {
@@ -355,8 +357,9 @@ func isUnserved(err error) bool {
 	return meta.IsNoMatchError(err) || apierrors.IsNotFound(err)
 }
 
-// selectNodes lists the check's nodes and, for stage Capacity, the findings about each. It reads from the API server, since the
-// cache has only a part of each node. One check at a time does: all nodes of a large cluster take a good part of the memory.
+// selectNodes lists the check's nodes and, for stage Capacity, the findings about each. It reads from the API server,
+// since the cache has only a part of each node. One check at a time does: all nodes of a large cluster take a good part
+// of the memory.
 func (c *Reconciler) selectNodes(ctx context.Context, check *jobs.Check) ([]preflight.Node, error) {
 	c.selecting.Lock()
 	defer c.selecting.Unlock()
@@ -529,8 +532,8 @@ func (c *Reconciler) collectResults(ctx context.Context, check jobs.Check, works
 	return running, done, c.saveReport(ctx, check, r)
 }
 
-// saveReport writes what was added to the record. A record that can never be written ends the check: it concludes with what it knows.
-// After another error the report is read again.
+// saveReport writes what was added to the record. A record that can never be written ends the check: it concludes with
+// what it knows. After another error the report is read again.
 func (c *Reconciler) saveReport(ctx context.Context, check jobs.Check, r *report.Report) error {
 	if c.reports.unwritable(check.Object) {
 		return nil
@@ -548,20 +551,22 @@ func (c *Reconciler) saveReport(ctx context.Context, check jobs.Check, r *report
 	return fmt.Errorf("NetworkCheck %s: %w", check.Object.Name, err)
 }
 
-// gaveUp reports whether the report will not be written any more after this error: it would fail again, or the check's time is over.
+// gaveUp reports whether the report will not be written any more after this error: it would fail again, or the check's
+// time is over.
 func (c *Reconciler) gaveUp(check jobs.Check, r *report.Report, err error) bool {
 	late := r.Record.Started.Add(time.Duration(*check.Options.TimeoutSeconds)*time.Second + writeGrace)
 	return isPermanent(err) || !c.Clock.Now().Before(late)
 }
 
-// isPermanent reports whether a write of the report would fail again, as it is too large, forbidden by a quota, or deleted.
+// isPermanent reports whether a write of the report would fail again, as it is too large, forbidden by a quota, or
+// deleted.
 func isPermanent(err error) bool {
 	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsRequestEntityTooLargeError(err) || apierrors.IsNotFound(err)
 }
 
-// startRuns starts as many of the pending runs as the limit allows, none on a node of another run. It reports whether runs were
-// recorded as faults instead: those on nodes that somebody else uses, and those that the API server refused permanently, such as by
-// a policy of the cluster.
+// startRuns starts as many of the pending runs as the limit allows, none on a node of another run. It reports whether
+// runs were recorded as faults instead: those on nodes that somebody else uses, and those that the API server refused
+// permanently, such as by a policy of the cluster.
 func (c *Reconciler) startRuns(ctx context.Context, check jobs.Check, r *report.Report, works, running []preflight.PlannedRun) (refused bool, err error) {
 	busy, names := map[string]bool{}, map[string]bool{}
 	occupy := func(w preflight.PlannedRun) {

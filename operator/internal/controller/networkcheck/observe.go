@@ -53,8 +53,8 @@ var permanentWaitReasons = []string{
 	"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff",
 }
 
-// blockingReason says why a run cannot have a result, by the status of its pods; empty if it can. Ranks that ended by themselves
-// do not count: their logs have the result.
+// blockingReason explains why a run cannot have a result, by the status of its pods; empty if it can. Ranks that ended
+// by themselves do not count: their logs have the result.
 func blockingReason(pods []corev1.Pod) string {
 	for i := range pods {
 		pod := &pods[i]
@@ -107,7 +107,7 @@ func terminatedStates(pod *corev1.Pod) []*corev1.ContainerStateTerminated {
 	return all
 }
 
-// pendingReason says what a timed-out run or its pods wait for.
+// pendingReason describes what a timed-out run or its pods wait for.
 func pendingReason(job runJob, pods []corev1.Pod, wanted int) string {
 	if job.suspended { // not by this controller
 		return fmt.Sprintf("%s is suspended, as Kueue does with manageJobsWithoutQueueName: let its managedJobsNamespaceSelector exclude the namespace %s", job.GetName(), job.GetNamespace())
@@ -170,7 +170,7 @@ func rankPods(pods []corev1.Pod) (count int) {
 	return count
 }
 
-// resultPod returns the pod whose log has the results: the launcher of an MPIJob, else rank 0.
+// resultPod returns the pod whose log contains the results: the launcher of an MPIJob, else rank 0.
 func resultPod(pods []corev1.Pod) *corev1.Pod {
 	for i := range pods {
 		labels := pods[i].Labels

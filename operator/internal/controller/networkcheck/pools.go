@@ -16,8 +16,8 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/preflight/pairing"
 )
 
-// describePools says what is known of the pools of a check's nodes: whether they have other nodes under the same policies that pods
-// can run on, used ones too, and what bandwidth other nodes reached.
+// describePools summarizes what is known of the pools of a check's nodes: whether they have other nodes under the same
+// policies that pods can run on, used ones too, and what bandwidth other nodes reached.
 func (c *Reconciler) describePools(ctx context.Context, check *jobs.Check, record *preflight.Record) (map[string]preflight.Pool, error) {
 	var nodes corev1.NodeList
 	var healths evenkeel.NodeNetworkHealthList

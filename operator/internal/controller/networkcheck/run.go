@@ -30,7 +30,7 @@ type runJob struct {
 	failure string
 }
 
-// listJobs returns the check's Jobs or MPIJobs by name. It leaves out those of a deleted check of the same name.
+// listJobs returns the check's Jobs or MPIJobs by name. It leaves out the Jobs of a deleted check of the same name.
 func (c *Reconciler) listJobs(ctx context.Context, check jobs.Check, launcher evenkeel.Launcher) (map[string]runJob, error) {
 	found := map[string]runJob{}
 	options := []client.ListOption{client.InNamespace(check.Object.Namespace), client.MatchingLabels{evenkeel.CheckKey: check.Object.Name}}
@@ -66,7 +66,8 @@ func (c *Reconciler) listJobs(ctx context.Context, check jobs.Check, launcher ev
 	return found, nil
 }
 
-// listMPIJobs reads live: a cache would need a watch of a kind that the cluster may lack, for a few objects of one check.
+// listMPIJobs reads live: a cache would need a watch of a kind that the cluster may lack, for a few objects of one
+// check.
 func (c *Reconciler) listMPIJobs(ctx context.Context, options ...client.ListOption) ([]unstructured.Unstructured, error) {
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(jobs.MPIJobKind.GroupVersion().WithKind(jobs.MPIJobKind.Kind + "List"))
@@ -158,8 +159,8 @@ func (c *Reconciler) deleteObjects(ctx context.Context, objects ...client.Object
 	return errors.Join(problems...)
 }
 
-// listPods returns the pods of the check's runs, by the run's name. It reads from the API server, since the cache does not have
-// these pods.
+// listPods returns the pods of the check's runs, by the run's name. It reads from the API server, since the cache does
+// not have these pods.
 func (c *Reconciler) listPods(ctx context.Context, check jobs.Check) (map[string][]corev1.Pod, error) {
 	var list corev1.PodList
 	if err := c.live.List(ctx, &list, client.InNamespace(check.Object.Namespace), client.MatchingLabels{evenkeel.CheckKey: check.Object.Name}); err != nil {
@@ -172,8 +173,8 @@ func (c *Reconciler) listPods(ctx context.Context, check jobs.Check) (map[string
 	return runs, nil
 }
 
-// inUse returns the measurement of a run of whose nodes some were used by others since then; nil if none was. Without a time, only
-// those that use them now count.
+// inUse returns the measurement of a run of whose nodes some were used by others since then; nil if none was. Without a
+// time, only those that use them now count.
 func (c *Reconciler) inUse(check jobs.Check, w preflight.PlannedRun, since time.Time) *preflight.Measurement {
 	if check.Options.BusyNodes != evenkeel.BusyNodesSkip {
 		return nil

@@ -11,8 +11,8 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// CheckRequests are the nodes that need a verdict, by requester. They are kept in memory only: requesters repeat their requests
-// after a restart.
+// CheckRequests are the nodes that need a verdict, by requester. They are kept in memory only: requesters repeat their
+// requests after a restart.
 type CheckRequests struct {
 	mu        sync.Mutex
 	requested map[string]map[string][]string // nodes, by requester and policy
@@ -45,7 +45,7 @@ func (d *CheckRequests) Set(requester string, nodes map[string][]string) {
 	}
 }
 
-// forPolicy returns the requested nodes of a policy: those of each requester, ordered by its name.
+// forPolicy returns the requested nodes of a policy by requester, ordered by the requester's name.
 func (d *CheckRequests) forPolicy(policy string) [][]string {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -60,7 +60,7 @@ type Reconciler struct {
 	Namespace string
 	// Requests are the nodes that gated jobs need checked.
 	Requests *CheckRequests
-	// Use says which nodes are in use.
+	// Use reports which nodes are in use.
 	Use   *nodeuse.Tracker
 	Clock clock.PassiveClock
 	// Delays scales how long changes are collected, and the nodes that jobs leave.
@@ -180,8 +180,8 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	return reconcile.Result{RequeueAfter: max(time.Millisecond, next.Sub(now))}, nil
 }
 
-// createDueChecks creates the checks that are due, and deletes old ones. It records in the status what it did, and returns when the
-// schedule or a node is due next. The problem, if any, is an error in the policy.
+// createDueChecks creates the checks that are due, and deletes old ones. It records in the status what it did, and
+// returns when the schedule or a node is due next. The problem, if any, is an error in the policy.
 func (c *Reconciler) createDueChecks(ctx context.Context, policy *evenkeel.NetworkCheckPolicy, status *evenkeel.NetworkCheckPolicyStatus, nodes []*corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthStatus, wanted [][]string, now time.Time) (next time.Time, problem, err error) {
 	var list evenkeel.NetworkCheckList
 	if err := c.client.List(ctx, &list, client.InNamespace(c.Namespace), client.UnsafeDisableDeepCopy); err != nil {

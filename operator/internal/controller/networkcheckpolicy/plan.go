@@ -20,7 +20,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/preflight/jobs"
 )
 
-// A schedule says when all nodes are checked.
+// A schedule defines when all nodes are checked.
 type schedule struct {
 	cron.Schedule
 	zone *time.Location
@@ -42,8 +42,8 @@ func parseSchedule(t evenkeel.TriggerSpec) (*schedule, error) {
 	return &schedule{s, zone}, nil
 }
 
-// due returns the latest time of the schedule between last and now, and the next one after now; zero for none. All times that
-// were missed give one check.
+// due returns the latest time of the schedule between last and now, and the next one after now; zero for none. All
+// times that were missed give one check.
 func (s *schedule) due(last, now time.Time) (latest, next time.Time) {
 	next = s.Next(last.In(s.zone))
 	// After years without a check: times before the last day cannot be the latest.
@@ -78,7 +78,8 @@ const (
 )
 
 const (
-	// maxJobChecks and maxOtherChecks are how many checks of a policy run at a time, for jobs that wait and for other reasons.
+	// maxJobChecks and maxOtherChecks are how many checks of a policy run at a time, for jobs that wait and for other
+	// reasons.
 	maxJobChecks   = 16
 	maxOtherChecks = 4
 	// settleDelay is how long the nodes that a job leaves are gathered, so that they are checked together.
@@ -103,7 +104,7 @@ type view struct {
 	returned func(node string) time.Time
 	// occupied are the nodes of checks that run, or whose results are not recorded yet.
 	occupied map[string]bool
-	// scheduled is the latest time of the schedule; zero: none.
+	// scheduled is the latest time of the schedule, or zero if there is none.
 	scheduled time.Time
 	now       time.Time
 	// settle is how long the nodes that a job leaves are gathered.
@@ -128,7 +129,7 @@ func (v *view) poolOf(n *corev1.Node) string {
 	return ""
 }
 
-// nodeUse says who uses a node.
+// nodeUse reports who uses a node.
 type nodeUse interface {
 	User(node string) string
 	Left(node string) time.Time
@@ -193,7 +194,8 @@ func (v *view) reason(n *corev1.Node, s *evenkeel.NodeNetworkHealthStatus) (why 
 		returned = given
 	}
 	switch left := v.use.Left(n.Name); {
-	// Times are stored in whole seconds. A result of the same second came before the job's end: a later one would have decided.
+	// Times are stored in whole seconds. A result of the same second came before the job's end: a later one would have
+	// decided.
 	case !suspected.IsZero() && triggers.Suspicions != evenkeel.SwitchDisabled && older(suspected.Add(time.Nanosecond)):
 		return triggerSuspicion, suspected.Add(v.settle)
 	case failed && older(returned): // such as after a reboot, or when it is uncordoned
@@ -221,8 +223,8 @@ func readySince(n *corev1.Node) time.Time {
 	return time.Time{}
 }
 
-// nextAttempt is when a node may be checked again after inconclusive results, the newest of which come first. Comparable: there are
-// enough nodes now to compare it with.
+// nextAttempt is when a node may be checked again after inconclusive results, the newest of which come first.
+// Comparable: there are enough nodes now to compare it with.
 func nextAttempt(s *evenkeel.NodeNetworkHealthStatus, comparable bool) time.Time {
 	if len(s.History) == 0 || s.History[0].Verdict != evenkeel.VerdictInconclusive {
 		return time.Time{}
@@ -245,8 +247,8 @@ func nextAttempt(s *evenkeel.NodeNetworkHealthStatus, comparable bool) time.Time
 	return s.History[0].Time.Add(min(pause, maxBackoff))
 }
 
-// partners returns nodes to test the chosen ones of one pool with: the healthy ones first, and of these the ones whose latest check
-// is the oldest, so that all have their turn. Many nodes need few, since they prove each other.
+// partners returns nodes to test the chosen ones of one pool with: the healthy ones first, and of these the ones whose
+// latest check is the oldest, so that all have their turn. Many nodes need few, since they prove each other.
 func (v *view) partners(chosen []*corev1.Node) []*corev1.Node {
 	count := max(minComparable-len(chosen), len(chosen)/8)
 	taken := map[*corev1.Node]bool{}
@@ -302,12 +304,12 @@ func (v *view) anyOccupied(pool string) bool {
 // A planned check is one that is to be made.
 type plannedCheck struct {
 	trigger trigger
-	// chosen are the nodes that it is made for, and partners those that it needs besides.
+	// chosen are the nodes to check, and partners the other nodes that the check needs.
 	chosen, partners []*corev1.Node
 }
 
-// plan returns the checks to make now: of the nodes that jobs wait for, one for each job, and one of all others that are due. Running
-// are the numbers of checks that run already.
+// plan returns the checks to make now: of the nodes that jobs wait for, one for each job, and one of all others that
+// are due. Running are the numbers of checks that run already.
 func (v *view) plan(wanted [][]string, runningJobs, runningOthers int) []plannedCheck {
 	byName := make(map[string]*corev1.Node, len(v.nodes))
 	for _, n := range v.nodes {
@@ -365,9 +367,9 @@ func (v *view) plan(wanted [][]string, runningJobs, runningOthers int) []planned
 // resultsTimeout is the maximum time to wait until the results of a check are recorded on its nodes.
 const resultsTimeout = 5 * time.Minute
 
-// pendingResults returns the nodes of ended checks whose results are not recorded yet, and when to stop waiting for them; zero: none
-// is. Until then such a node may appear due that was just checked. One that is younger than the check gets no result of it: an earlier
-// node of its name was checked.
+// pendingResults returns the nodes of ended checks whose results are not recorded yet, and when to stop waiting for
+// them, or zero if there is none is. Until then such a node may appear due that was just checked. One that is younger
+// than the check gets no result of it: an earlier node of its name was checked.
 func pendingResults(ended []*evenkeel.NetworkCheck, states map[string]*evenkeel.NodeNetworkHealthStatus, nodes []*corev1.Node, now time.Time) (pending []string, until time.Time) {
 	byName := make(map[string]*corev1.Node, len(nodes))
 	for _, n := range nodes {
@@ -397,7 +399,8 @@ func pendingResults(ended []*evenkeel.NetworkCheck, states map[string]*evenkeel.
 	return pending, until
 }
 
-// unscheduledName is derived from the nodes and their last results, so that nothing is checked twice for the same reason.
+// unscheduledName is derived from the nodes and their last results, so that nothing is checked twice for the same
+// reason.
 func unscheduledName(policy string, why trigger, states map[string]*evenkeel.NodeNetworkHealthStatus, chosen []*corev1.Node) string {
 	hash := sha256.New()
 	for _, n := range chosen {

@@ -28,12 +28,13 @@ import (
 
 const fieldOwner = client.FieldOwner("evenkeel-networkprofile")
 
-// nodesDelay is how long changes of nodes are collected: each status is of all of them, and a check marks thousands one after the other.
+// nodesDelay is how long changes of nodes are collected: each status is of all of them, and a check marks thousands one
+// after the other.
 const nodesDelay = 500 * time.Millisecond
 
 // Reconciler writes the status of NetworkProfiles.
 type Reconciler struct {
-	// ReductionImage is the installation's image of reduction servers; empty: it has none.
+	// ReductionImage is the installation's image of reduction servers, or empty if it has none.
 	ReductionImage string
 	// Delays scales how long changes are collected.
 	Delays debounce.Scale
@@ -41,8 +42,8 @@ type Reconciler struct {
 	client client.Client
 }
 
-// Cached reduces each cached node to what decisions about delivery, checks, markers and gates need. In a large cluster, nodes have
-// megabytes of images and conditions.
+// Cached reduces each cached node to what decisions about delivery, checks, markers and gates need. In a large cluster,
+// nodes have megabytes of images and conditions.
 func Cached() map[client.Object]cache.ByObject {
 	return map[client.Object]cache.ByObject{&corev1.Node{}: {Transform: func(object any) (any, error) {
 		node, ok := object.(*corev1.Node)

@@ -35,8 +35,8 @@ var (
 	}
 )
 
-// Observe returns the status of the profile on a cluster with these nodes. Healths are by node, and needed where the profile has a
-// tuner. ReductionImage is that of the installation; empty: no job gets reduction servers.
+// Observe returns the status of the profile on a cluster with these nodes. Healths are by node, and needed where the
+// profile has a tuner. ReductionImage is the installation's image. If it is empty, no job gets reduction servers.
 func Observe(profile *evenkeel.NetworkProfile, nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthStatus, reductionImage string) evenkeel.NetworkProfileStatus {
 	status := evenkeel.NetworkProfileStatus{ObservedGeneration: profile.Generation, Conditions: slices.Clone(profile.Status.Conditions)}
 	ready := func(value metav1.ConditionStatus, reason, format string, args ...any) evenkeel.NetworkProfileStatus {
@@ -117,7 +117,8 @@ func selector(s *metav1.LabelSelector) (labels.Selector, error) {
 	return metav1.LabelSelectorAsSelector(s)
 }
 
-// MountsImages reports whether the node can mount an image as a volume. Versions that cannot be parsed count as too old.
+// MountsImages reports whether the node can mount an image as a volume. Versions that cannot be parsed count as too
+// old.
 func MountsImages(node *corev1.Node) bool {
 	info := node.Status.NodeInfo
 	name, number, _ := strings.Cut(info.ContainerRuntimeVersion, "://")

@@ -26,15 +26,16 @@ const (
 	ReasonAmbiguous = "Ambiguous"
 )
 
-// Shares of the nodes, in percent, that have to offer a device so that mode Auto gives it to jobs, and that have to offer it so that
-// Auto keeps doing so. The distance between them keeps one failing device plugin from changing the transport of every new job.
+// Shares of the nodes, in percent, that have to offer a device so that mode Auto gives it to jobs, and that have to
+// offer it so that Auto keeps doing so. The distance between them keeps one failing device plugin from changing the
+// transport of every new job.
 const (
 	minPercentToGive = 90
 	minPercentToKeep = 75
 )
 
-// observeRDMA sets the RDMA device that jobs of the profile get on these nodes. A pod that requests it runs on no other node. With
-// mode RDMA it is the only one offered. With mode Auto most nodes that jobs can run on now have to offer it.
+// observeRDMA sets the RDMA device that jobs of the profile get on these nodes. A pod that requests it runs on no other
+// node. With mode RDMA it is the only one offered. With mode Auto most nodes that jobs can run on now have to offer it.
 func observeRDMA(profile *evenkeel.NetworkProfile, nodes []*corev1.Node, status *evenkeel.NetworkProfileStatus) {
 	transport := profile.Spec.Transport
 	if inject.WithoutRDMA(transport) {
@@ -110,7 +111,7 @@ func observeRDMA(profile *evenkeel.NetworkProfile, nodes []*corev1.Node, status 
 	})
 }
 
-// usableNodes returns those of the nodes that jobs can run on now: they are ready and schedulable, and have accelerators if any node
+// usableNodes returns the nodes that jobs can run on now: ready and schedulable ones, with accelerators if any node
 // has some.
 func usableNodes(nodes []*corev1.Node) []*corev1.Node {
 	if slices.ContainsFunc(nodes, accelerator.Has) {

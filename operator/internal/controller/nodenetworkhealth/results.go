@@ -1,5 +1,5 @@
-// Package nodenetworkhealth records the results of checks on nodes. Every node that was ever checked has a NodeNetworkHealth.
-// Nodes that a policy selects also get a condition, a label and, if configured, a taint.
+// Package nodenetworkhealth records the results of checks on nodes. Every node that was ever checked has a
+// NodeNetworkHealth. Nodes that a policy selects also get a condition, a label and, if configured, a taint.
 package nodenetworkhealth
 
 import (
@@ -36,7 +36,7 @@ import (
 const (
 	EventUnhealthy = "EvenkeelNetworkUnhealthy"
 	EventHealthy   = "EvenkeelNetworkHealthy"
-	// EventSuspicionCleared is that of a node that a job suspected, and that passed.
+	// EventSuspicionCleared is the reason of the Event on a node that a job suspected, and that passed a check.
 	EventSuspicionCleared = "EvenkeelSuspicionCleared"
 )
 
@@ -45,8 +45,8 @@ const (
 	replacedNodeRetry = 5 * time.Second
 	// concurrentRequests is the number of nodes whose result is written at a time.
 	concurrentRequests = 16
-	// maxNodeEvents bounds the Events on nodes after one check. What changes thousands of nodes is no fault of each: the check's own
-	// Event sums it up, and each node has its condition and NodeNetworkHealth.
+	// maxNodeEvents bounds the Events on nodes after one check. What changes thousands of nodes is no fault of each: the
+	// check's own Event sums it up, and each node has its condition and NodeNetworkHealth.
 	maxNodeEvents = 100
 )
 
@@ -132,8 +132,9 @@ func boundEvents(all []*corev1.Event) []*corev1.Event {
 	return all[:min(len(all), maxNodeEvents)]
 }
 
-// recordNode adds one result, and returns the Event about it, if any. It reports whether it has to wait until the NodeNetworkHealth
-// of an earlier node of the same name is deleted. A node that was not checked itself gets no result of an earlier one.
+// recordNode adds one result, and returns the Event about it, if any. It reports whether it has to wait until the
+// NodeNetworkHealth of an earlier node of the same name is deleted. A node that was not checked itself gets no result
+// of an earlier one.
 func (r *ResultRecorder) recordNode(ctx context.Context, check *evenkeel.NetworkCheck, record *preflight.Record, n *preflight.NodeResult, benchmark string) (late bool, event *corev1.Event, err error) {
 	node := &corev1.Node{}
 	if err := r.client.Get(ctx, client.ObjectKey{Name: n.Name}, node); err != nil {
@@ -191,8 +192,8 @@ func devices(count int) *int32 {
 	return &known
 }
 
-// ForNode returns a copy of the node's NodeNetworkHealth. It creates one that does not exist. It returns nil until that of an earlier node
-// of the same name is deleted.
+// ForNode returns a copy of the node's NodeNetworkHealth. It creates a missing one. It returns nil until the object of
+// an earlier node of the same name is deleted.
 func ForNode(ctx context.Context, c client.Client, node *corev1.Node) (*evenkeel.NodeNetworkHealth, error) {
 	state := &evenkeel.NodeNetworkHealth{}
 	err := c.Get(ctx, client.ObjectKey{Name: node.Name}, state)

@@ -1,4 +1,5 @@
-// Package nvsentinel tells NVSentinel which nodes a check has failed, and when they are cleared, with what was measured.
+// Package nvsentinel tells NVSentinel which nodes a check has failed, and when they are cleared, with what was
+// measured.
 package nvsentinel
 
 import (
@@ -29,8 +30,8 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/nvsentinel"
 )
 
-// ToldKey is the annotation on a NodeNetworkHealth of which NVSentinel has a fault that is not cleared. Its value is the time at which
-// the fault was found. So a new process repeats nothing, and forgets nothing.
+// ToldKey is the annotation on a NodeNetworkHealth of which NVSentinel has a fault that is not cleared. Its value is
+// the time at which the fault was found. So a new process repeats nothing, and forgets nothing.
 const ToldKey = "evenkeel.dev/nvsentinel-told"
 
 // What was not accepted is sent again after these times.
@@ -39,8 +40,8 @@ const (
 	lastRetry  = time.Minute
 )
 
-// Bridge sends an event when a node gets the label for failed nodes, and another when it loses it. The policy's maxUnhealthyPercent
-// bounds the label, and so the nodes that NVSentinel takes away.
+// Bridge sends an event when a node gets the label for failed nodes, and another when it loses it. The policy's
+// maxUnhealthyPercent bounds the label, and so the nodes that NVSentinel takes away.
 type Bridge struct {
 	Connector nvsentinel.Connector
 	Strategy  nvsentinel.Strategy
@@ -59,7 +60,7 @@ func (b *Bridge) SetupWithManager(mgr manager.Manager) error {
 		Complete(b)
 }
 
-// Reconcile tells what has to be told of one node.
+// Reconcile reports one node's changes to NVSentinel.
 func (b *Bridge) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	state := &evenkeel.NodeNetworkHealth{}
 	if err := b.client.Get(ctx, request.NamespacedName, state); err != nil {
@@ -91,7 +92,7 @@ func (b *Bridge) Reconcile(ctx context.Context, request reconcile.Request) (reco
 	return reconcile.Result{}, nil
 }
 
-// remember writes the annotation; empty: it is removed.
+// remember writes the annotation, or removes it if the text is empty.
 func (b *Bridge) remember(ctx context.Context, state *evenkeel.NodeNetworkHealth, told string) error {
 	value := any(told)
 	if told == "" {
@@ -118,8 +119,8 @@ func foundAt(state *evenkeel.NodeNetworkHealth) string {
 	return "unknown"
 }
 
-// decide returns the event about the node, or nil. The label may be ahead of the results or behind them, for a moment: a fault needs
-// both.
+// decide returns the event about the node, or nil. The label may be ahead of the results or behind them, for a moment:
+// a fault needs both.
 func decide(node *metav1.PartialObjectMetadata, state *evenkeel.NodeNetworkHealth) *nvsentinel.Event {
 	if len(state.OwnerReferences) == 0 || state.OwnerReferences[0].UID != node.UID {
 		return nil // it is about an earlier node of this name

@@ -32,7 +32,7 @@ const (
 	jobIndex = "evenkeel.dev/job"
 )
 
-// Reconciler writes Events on jobs about those of their pods that run without the plugin. It watches metadata only.
+// Reconciler writes Events on jobs about pods that run without the plugin. It watches metadata only.
 type Reconciler struct {
 	// Clock is the time of the cluster.
 	Clock clock.PassiveClock
@@ -43,7 +43,7 @@ type Reconciler struct {
 
 	client client.Client
 	live   client.Reader
-	// said has the last Event of each job, so that it is not written again.
+	// said holds the last Event of each job, so that it is not written again.
 	said map[types.NamespacedName]string
 }
 
@@ -112,7 +112,7 @@ func (c *Reconciler) Reconcile(ctx context.Context, job reconcile.Request) (reco
 	return reconcile.Result{RequeueAfter: again}, nil
 }
 
-// running returns those of the silent pods that have run long enough to report. Others are looked at again.
+// running returns the silent pods that have run long enough to report. The others are examined again later.
 func (c *Reconciler) running(ctx context.Context, found findings, now time.Time) (missing []string, again time.Duration, err error) {
 	for i := range found.silent[:min(len(found.silent), maxRead)] {
 		pod := &corev1.Pod{}

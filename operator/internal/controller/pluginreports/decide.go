@@ -26,7 +26,8 @@ const (
 	maxVersions = 3
 )
 
-// Times are how long pods may take to report. Processes of a job start NCCL together, but when they do depends on the program.
+// Times are how long pods may take to report. Processes of a job start NCCL together, but when they do depends on the
+// program.
 type Times struct {
 	// AfterOthers is for pods of a job of which others have reported.
 	AfterOthers time.Duration
@@ -36,20 +37,20 @@ type Times struct {
 	Quiet time.Duration
 }
 
-// DefaultTimes are those of the controller.
+// DefaultTimes are the controller's times.
 var DefaultTimes = Times{AfterOthers: 5 * time.Minute, First: 30 * time.Minute, Quiet: 10 * time.Second}
 
 // findings are what is known of the pods of a job.
 type findings struct {
 	// again is when to look again; zero: now is the time to tell.
 	again time.Time
-	// reported is the number of pods whose plugin has said anything, expected that of those that it may say something in.
+	// reported is the number of pods whose plugin has reported, and expected the number of pods whose plugin may report.
 	reported, expected int
 	failed             []metav1.PartialObjectMetadata
 	silent             []metav1.PartialObjectMetadata
 	// grace is how long silent pods may run.
 	grace time.Duration
-	// versions are those of the plugin that pods have reported.
+	// versions are the versions of the plugin that pods have reported.
 	versions []version
 }
 
@@ -121,8 +122,8 @@ func (f *findings) addVersion(text, pod string) {
 	}
 }
 
-// describe returns the Event of the job; no message: there is nothing to tell. Missing are the silent pods that should have
-// reported by now.
+// describe returns the Event of the job; no message: there is nothing to tell. Missing are the silent pods that should
+// have reported by now.
 func (f findings) describe(missing []string) (reason, severity, message string) {
 	var parts []string
 	if len(f.failed) > 0 {

@@ -8,8 +8,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// podNames has the names of the cached pods by their UIDs. An index of the cache would have two sets for each pod, which take more
-// memory than the pod.
+// podNames maps the UIDs of the cached pods to their names. An index of the cache would keep two sets for each pod,
+// which take more memory than the pod.
 type podNames struct {
 	mu    sync.RWMutex
 	named map[types.UID]types.NamespacedName
@@ -28,7 +28,8 @@ func (p *podNames) of(uid types.UID) (name types.NamespacedName, known bool) {
 // OnAdd implements cache.ResourceEventHandler.
 func (p *podNames) OnAdd(object any, _ bool) { p.replace(nil, object) }
 
-// OnUpdate implements cache.ResourceEventHandler. The texts are those of the new object, so that the old one is not kept for them.
+// OnUpdate implements cache.ResourceEventHandler. The strings are taken from the new object, so that they do not keep
+// the old one in memory.
 func (p *podNames) OnUpdate(before, after any) { p.replace(before, after) }
 
 // OnDelete implements cache.ResourceEventHandler.

@@ -1,5 +1,5 @@
-// Package pluginreports receives what the plugin reports from the pods, keeps it in annotations of each pod, and tells jobs
-// which of their pods run without it.
+// Package pluginreports receives what the plugin reports from the pods, keeps it in annotations of each pod, and tells
+// jobs which of their pods run without it.
 package pluginreports
 
 import (
@@ -38,8 +38,8 @@ const (
 	// writeRate bounds the requests to the API server, in a second. A job of 5,000 pods takes as many requests, once.
 	writeRate, writeBurst = 50, 100
 	writeTimeout          = 10 * time.Second
-	// refusedFor is how long reports of an address for a pod are ignored after one that did not come from the pod, at most maxRefused of
-	// them.
+	// refusedFor is how long reports of an address for a pod are ignored after one that did not come from the pod, at most
+	// maxRefused of them.
 	refusedFor = 5 * time.Second
 	maxRefused = 4096
 	// suspectsInterval bounds how often suspects of one pod are written, whatever it says.
@@ -48,8 +48,8 @@ const (
 	complaintInterval = time.Minute
 )
 
-// Receiver listens for the plugin's reports. Every replica of the controller does. A report names a pod, and counts only if it
-// comes from that pod's address.
+// Receiver listens for the plugin's reports. Every replica of the controller does. A report names a pod, and counts
+// only if it comes from that pod's address.
 type Receiver struct {
 	// Address is where it listens (UDP).
 	Address string
@@ -70,7 +70,8 @@ type Receiver struct {
 	written map[types.UID]time.Time // when suspects that the pod named were last written
 }
 
-// A sender is who says that it is a pod. Anybody may say so: what comes from another address does not keep the pod from reporting.
+// A sender is who says that it is a pod. Anybody may say so: what comes from another address does not keep the pod from
+// reporting.
 type sender struct {
 	pod  types.UID
 	from netip.Addr
@@ -86,7 +87,7 @@ type subject struct {
 type report struct {
 	pod        *metav1.PartialObjectMetadata
 	annotation string
-	// value of the annotation; empty: it is removed.
+	// value of the annotation, or empty to remove it.
 	value string
 	// outcome of the plugin's start; empty: the report is about something else, and the process waits for no answer.
 	outcome pluginstatus.Outcome
@@ -297,7 +298,7 @@ func (r *Receiver) writeNext(ctx context.Context, next report) (recorded bool) {
 	return recorded
 }
 
-// record writes the report on the pod, on condition that the pod has the address that the report came from. The API server
+// record writes the report on the pod, provided that the report came from the pod's address. The API server
 // tests that, so the pod need not be read. Refused is true where the pod has another address.
 func (r *Receiver) record(ctx context.Context, next report) (recorded, refused bool) {
 	address := next.sender().from.String()

@@ -15,8 +15,8 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
-// observeRDMA sets the condition RDMA: whether the servers of a job with an RDMA device have the device too. If they do not, it
-// returns an Event: ranks reach the servers by TCP then, or the servers wait for a node.
+// observeRDMA sets the condition RDMA: whether the servers of a job with an RDMA device have the device too. If they do
+// not, it returns an Event: ranks reach the servers by TCP then, or the servers wait for a node.
 func observeRDMA(service *evenkeel.ReductionService, job *unstructured.Unstructured, nodes []corev1.Node, allReady bool, status *evenkeel.ReductionServiceStatus, now time.Time) []pendingEvent {
 	device := service.Spec.Transport.RDMA.ResourceName
 	condition := metav1.Condition{Type: evenkeel.ConditionRDMA, Status: metav1.ConditionFalse, ObservedGeneration: service.Generation}
@@ -51,7 +51,7 @@ func observeRDMA(service *evenkeel.ReductionService, job *unstructured.Unstructu
 	return []pendingEvent{{severity, ReasonNoRDMA, "reduction " + condition.Message, now}}
 }
 
-// jobDevice is the device that the job got when it was created; empty: none.
+// jobDevice is the device that the job got when it was created, or empty if there is none.
 func jobDevice(job *unstructured.Unstructured) string {
 	templates, err := workload.Templates(job)
 	if err != nil {

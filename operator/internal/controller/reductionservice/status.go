@@ -122,7 +122,7 @@ func isTrue(pod *corev1.Pod, kind corev1.PodConditionType) bool {
 	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == kind && c.Status == corev1.ConditionTrue })
 }
 
-// notReadyReason says why a pod is not ready, by its status.
+// notReadyReason explains why a pod is not ready, by its status.
 func notReadyReason(pod *corev1.Pod) string {
 	on := ""
 	if pod.Spec.NodeName != "" {

@@ -1,6 +1,6 @@
-// Package suspicions looks after what running jobs say they wait for. It writes Events on the job and on the nodes that it names, and
-// keeps suspicions of a node's network in the NodeNetworkHealth, until a check decides them after the job. What a job says of a node
-// counts only if the job has a pod there, which uses the node's accelerators if it has some.
+// Package suspicions acts on what running jobs report to wait for. It writes Events on the job and on the nodes that it
+// names, and keeps suspicions of a node's network in the NodeNetworkHealth, until a check decides them after the job.
+// What a job says of a node counts only if the job has a pod there, which uses the node's accelerators if it has some.
 package suspicions
 
 import (
@@ -34,11 +34,11 @@ import (
 
 // Reasons of the Events.
 const (
-	// ReasonJobWaits is that of the Event on the job.
+	// ReasonJobWaits is the reason of the Event on the job.
 	ReasonJobWaits = "EvenkeelJobWaits"
-	// ReasonNodeSuspected is that of the Event on a node whose network a job names.
+	// ReasonNodeSuspected is the reason of the Event on a node whose network a job names.
 	ReasonNodeSuspected = "EvenkeelNodeSuspected"
-	// ReasonProcessLate is that of the Event on a node where a process is late: its network is not at fault.
+	// ReasonProcessLate is the reason of the Event on a node where a process is late. The node's network is not at fault.
 	ReasonProcessLate = "EvenkeelProcessLate"
 )
 
@@ -48,7 +48,7 @@ const maxTold = 4096
 // retry is the pause before what somebody else changed meanwhile is written.
 const retry = time.Second
 
-// Reconciler looks after what jobs say while they run. Of pods it watches metadata only.
+// Reconciler acts on what jobs report while they run. Of pods it watches metadata only.
 type Reconciler struct {
 	Clock clock.PassiveClock
 	// Poll is how often a job is looked at that suspects a node: whether its pods have terminated is not watched.
@@ -56,18 +56,18 @@ type Reconciler struct {
 
 	client client.Client
 	live   client.Reader
-	// told has what was last told of each job. It saves requests.
+	// told holds the last report about each job. It saves requests.
 	told map[types.NamespacedName]telling
 }
 
-// A telling is what was told of a job.
+// A telling is the last report about a job.
 type telling struct {
 	key    string
 	nodes  []accusation
 	events bool // they are written
 }
 
-// An accusation is what a job says about a node on which it has a pod.
+// An accusation is a job's report about a node on which it has a pod.
 type accusation struct {
 	node  string
 	class evenkeel.SuspectClass
@@ -193,8 +193,8 @@ func newest(pods []metav1.PartialObjectMetadata, job types.UID, now time.Time) (
 	return reporter, said
 }
 
-// tell writes the Events, once for each change. What is said again later is counted: a job that wavers makes no flood of Events. Without
-// an Event the nodes are known all the same, and it is told again.
+// tell writes the Events, once for each change. What is said again later is counted: a job that wavers makes no flood
+// of Events. Without an Event the nodes are known all the same, and it is told again.
 func (c *Reconciler) tell(ctx context.Context, job types.NamespacedName, reporter *metav1.PartialObjectMetadata, said *suspects.Standing, pods []metav1.PartialObjectMetadata) (telling, error) {
 	next := telling{key: fmt.Sprintf("%s%d", said.Key(), said.Recorded.Unix())}
 	if before := c.told[job]; before.key == next.key && before.events {
@@ -244,8 +244,8 @@ func (c *Reconciler) tell(ctx context.Context, job types.NamespacedName, reporte
 	return next, nil
 }
 
-// nodeOf returns the node of a process that the reporter names; empty: its job has no pod there that runs and counts. The name of the
-// process's pod counts. A process that does not know it has the node's name only.
+// nodeOf returns the node of a process that the reporter names; empty: its job has no pod there that runs and counts.
+// The name of the process's pod counts. A process that does not know its pod reports only the node's name.
 func (c *Reconciler) nodeOf(ctx context.Context, place suspects.Place, reporter *metav1.PartialObjectMetadata, pods []metav1.PartialObjectMetadata) (string, error) {
 	if place.Pod != "" {
 		at := slices.IndexFunc(pods, func(p metav1.PartialObjectMetadata) bool {
@@ -272,8 +272,9 @@ func (c *Reconciler) nodeOf(ctx context.Context, place suspects.Place, reporter 
 	return c.accusable(ctx, place.Host, own)
 }
 
-// accusable returns the node's name if one of the job's pods on it counts; else it is empty. On a node with accelerators that is one
-// that has requested some: others cost nothing, so that anybody could have a pod on every node.
+// accusable returns the node's name if one of the job's pods on it counts; else it is empty. On a node with
+// accelerators that is one that has requested some: others cost nothing, so that anybody could have a pod on every
+// node.
 func (c *Reconciler) accusable(ctx context.Context, name string, pods []corev1.Pod) (string, error) {
 	node := &corev1.Node{}
 	if err := c.client.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {

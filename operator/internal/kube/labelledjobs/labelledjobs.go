@@ -1,4 +1,5 @@
-// Package labelledjobs watches the jobs of all kinds that have a label. A kind may be served later than the program starts.
+// Package labelledjobs watches the jobs of all kinds that have a label. A kind may be served later than the program
+// starts.
 package labelledjobs
 
 import (
@@ -29,7 +30,7 @@ const listTimeout = 30 * time.Second
 
 // Jobs are the jobs with a label, and other objects that are cached with them.
 type Jobs struct {
-	// Cache has the jobs, and the objects that New was given. The manager's cache has other Jobs and pods.
+	// Cache holds the jobs, and the objects passed to New. The manager's cache holds other Jobs and pods.
 	Cache cache.Cache
 
 	label string
@@ -57,7 +58,7 @@ func New(mgr manager.Manager, label string, byObject map[client.Object]cache.ByO
 	return &Jobs{Cache: watched, label: label}, nil
 }
 
-// Exists selects what has the label.
+// Exists selects objects with the label.
 func Exists(label string) labels.Selector {
 	r, err := labels.NewRequirement(label, selection.Exists, nil)
 	if err != nil {
@@ -115,8 +116,8 @@ func (j *Jobs) list(ctx context.Context, job *unstructured.Unstructured) error {
 	return nil
 }
 
-// Find returns the job whose label has the value: the one of the owners, if there are some, else the oldest. Nil: there is none, or
-// its kind is not listed yet.
+// Find returns the job whose label has the value: the one of the owners, if there are some, else the oldest. Nil: there
+// is none, or its kind is not listed yet.
 func (j *Jobs) Find(ctx context.Context, namespace, value string, owners []metav1.OwnerReference) (*unstructured.Unstructured, error) {
 	j.mu.Lock()
 	kinds := slices.Clone(j.kinds)

@@ -31,7 +31,7 @@ type Watch struct {
 	Controller controller.Controller
 	Request    reconcile.Request
 	Predicates []predicate.TypedPredicate[*unstructured.Unstructured]
-	// Wanted reports whether a kind is to be watched, from now on; nil: every kind is.
+	// Wanted reports whether a kind is to be watched from now on. If it is nil, every kind is.
 	Wanted func(schema.GroupKind) bool
 
 	mu     sync.Mutex

@@ -50,7 +50,7 @@ func (m *Metadata) controller(object metav1.Object) []metav1.OwnerReference {
 	})
 }
 
-// keep returns those of the values that have one of the keys. An object may come twice, reduced already: its map is kept then.
+// keep returns the values with one of the keys. It keeps the map of an object that is reduced already.
 func keep(made *Pool[map[string]string], values map[string]string, keys []string) map[string]string {
 	var content []byte
 	found := 0

@@ -1,10 +1,10 @@
-// Package slim reduces objects to what is read of them before they come into a cache, and makes equal parts of them once. A cluster may
-// have a hundred thousand pods, of which those of a job differ in little.
+// Package slim reduces objects to what is read of them before they come into a cache, and makes equal parts of them
+// once. A cluster may have a hundred thousand pods, and the pods of a job differ in little.
 package slim
 
 import "sync"
 
-// maxPooled is the number of values from which on those that were made are forgotten: more than the jobs of a large cluster.
+// maxPooled is the number of values at which the pool is emptied. It exceeds the number of jobs in a large cluster.
 const maxPooled = 8192
 
 // A Pool makes equal values once. They are shared by objects of a cache, which nobody changes.

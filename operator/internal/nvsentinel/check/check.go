@@ -23,7 +23,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
-// CheckName is that of the events of this check. A controller's check of the network clears none of its faults.
+// CheckName names this check in its events. A controller's check of the network clears none of its faults.
 const CheckName = "EvenkeelPreflight"
 
 // Codes of its faults.
@@ -51,7 +51,7 @@ type Check struct {
 	Config
 	// Bench is the program evenkeel-bench.
 	Bench string
-	// Environment is that of the program.
+	// Environment is the program's environment.
 	Environment []string
 	Clock       clock.PassiveClock
 	// Sending is how often an event is sent.
@@ -60,7 +60,8 @@ type Check struct {
 	Log io.Writer
 }
 
-// A result is what a check has found. It is about the node, unless a gang ran: no gang says which of its nodes is at fault.
+// A result is what a check has found. It is about the node, unless a gang ran: no gang says which of its nodes is at
+// fault.
 type result struct {
 	status  int
 	code    string // of the fault
@@ -93,7 +94,7 @@ func (c *Check) Run(ctx context.Context) int {
 	return c.end(found.status, found.message)
 }
 
-// end says what was found. With STORE_ONLY nothing that was found keeps a pod from starting.
+// end describes what was found. With STORE_ONLY nothing that was found keeps a pod from starting.
 func (c *Check) end(status int, message string) int {
 	c.say(message)
 	if status != ExitPassed && c.Strategy == nvsentinel.Store {
@@ -155,7 +156,7 @@ func (c *Check) measure(pod context.Context, gang Gang) result {
 	return judge(kept.Bytes(), err, c.MinBusBandwidth, gang)
 }
 
-// judge says what the output of a run means, that ended with the error.
+// judge interprets the output of a run that ended with the error.
 func judge(output []byte, ended error, least float64, gang Gang) result {
 	report, incomplete := ncclout.Parse(output)
 	if gang.Rank > 0 && ended == nil { // rank 0 alone prints what was measured

@@ -1,6 +1,6 @@
-// Package check is a check of a pod's network before it starts, as one of NVSentinel's preflight checks: an init container that
-// NVSentinel adds to pods. It runs evenkeel-bench, inside the node or between all pods of a gang, reports to NVSentinel, and
-// ends with the exit statuses of NVSentinel's own checks.
+// Package check is a check of a pod's network before it starts, as one of NVSentinel's preflight checks: an init
+// container that NVSentinel adds to pods. It runs evenkeel-bench, inside the node or between all pods of a gang,
+// reports to NVSentinel, and ends with the exit statuses of NVSentinel's own checks.
 package check
 
 import (
@@ -15,7 +15,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/nvsentinel"
 )
 
-// Exit statuses, as those of NVSentinel's preflight-checks/nccl-allreduce.
+// Exit statuses, as in NVSentinel's preflight-checks/nccl-allreduce.
 const (
 	// ExitPassed lets the pod start; so does every status with STORE_ONLY but ExitNotSent.
 	ExitPassed = 0
@@ -39,12 +39,12 @@ const (
 	maxMegabytes      = 16 << 10
 )
 
-// Config is what the environment says. NVSentinel sets the variables of the first block.
+// Config holds the environment's settings. NVSentinel sets the variables of the first block.
 type Config struct {
 	Node, Pod string
 	Connector nvsentinel.Connector
 	Strategy  nvsentinel.Strategy
-	// GangFolder has the files of the gang's ConfigMap; empty: the check is inside the node.
+	// GangFolder holds the files of the gang's ConfigMap. If it is empty, the check stays inside the node.
 	GangFolder string
 	GangWait   time.Duration
 
@@ -137,7 +137,8 @@ type Gang struct {
 // maxGangFile bounds the files of the gang's ConfigMap, which has a megabyte at most.
 const maxGangFile = 1 << 20
 
-// readGang reads the files that NVSentinel writes about the pod's gang. It reports false as long as they are not complete.
+// readGang reads the files that NVSentinel writes about the pod's gang. It reports false as long as they are not
+// complete.
 func readGang(folder, pod string) (gang Gang, complete bool, err error) {
 	text := map[string]string{}
 	for _, name := range []string{"expected_count", "peers", "master_addr", "master_port"} {
@@ -152,7 +153,7 @@ func readGang(folder, pod string) (gang Gang, complete bool, err error) {
 		return gang, false, fmt.Errorf("expected_count of the gang is %q", text["expected_count"])
 	}
 	gang.Master, gang.Rank = text["master_addr"], -1
-	// NVSentinel's own check of the gang has the port itself, and may not have ended everywhere.
+	// NVSentinel's own check of the gang uses the port, and may still run on some nodes.
 	if gang.Port, err = strconv.Atoi(text["master_port"]); err != nil || gang.Port < 1 || gang.Port > 65534 {
 		return gang, false, fmt.Errorf("master_port of the gang is %q", text["master_port"])
 	}

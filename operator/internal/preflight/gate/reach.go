@@ -14,8 +14,8 @@ import (
 // maxReaches is the number of reaches that a Snapshot keeps. When there are more, all are forgotten, and found again.
 const maxReaches = 64
 
-// A reach is the nodes that jobs with pods of the same shapes may run on, by their health. Names are sorted. It is found once for all
-// such jobs: a pass over thousands of them looks at each node once.
+// A reach is the nodes that jobs with pods of the same shapes may run on, by their health. Names are sorted. It is
+// found once for all such jobs: a pass over thousands of them looks at each node once.
 type reach struct {
 	// policy is the first of the policies of these nodes: the one with the highest priority, and then by name.
 	policy *evenkeel.NetworkCheckPolicy
@@ -24,16 +24,16 @@ type reach struct {
 	healthy, unhealthy []string
 	// unlabeled are unhealthy nodes without the label by which pods avoid them.
 	unlabeled []string
-	// unproven are those that a check could test now, and inUse is the number of the others, which it could not. Nodes that checks for
-	// jobs test already come first, and those of other checks, which take longer, last.
+	// unproven are the nodes that a check could test now, and inUse is the number of nodes that it could not. Nodes that
+	// checks for jobs test already come first. Nodes of other checks, which take longer, come last.
 	unproven []string
 	inUse    int
-	// assigned are unproven nodes that were assigned to the job, assignedUnhealthy such that failed, and gone the host names of those
-	// that do not exist any more.
+	// assigned are unproven nodes that were assigned to the job, assignedUnhealthy such that failed, and gone the host
+	// names of those that do not exist any more.
 	assigned, assignedUnhealthy, gone []string
 
-	// spots has the healthy nodes and the unproven ones. Proven is the room on the healthy ones, and free the number of unproven ones
-	// that have room.
+	// spots are the healthy nodes and the unproven ones. Proven is the room on the healthy ones, and free the number of
+	// unproven ones that have room.
 	spots  map[string]*spot
 	proven int
 	free   int
@@ -66,7 +66,8 @@ type claim struct {
 	pods int
 }
 
-// busy is the number of unproven nodes that no check can be made of for the job: they have no room for it, or are in use by others.
+// busy is the number of unproven nodes that no check can be made of for the job: they have no room for it, or are in
+// use by others.
 func (r *reach) busy() int { return r.inUse + len(r.unproven) - r.free }
 
 // reachOf returns the nodes that the job may run on, with the room that earlier jobs left.
@@ -114,7 +115,7 @@ func (r *reach) take(c claim) {
 	}
 }
 
-// addGone adds those of the job's hosts that are no nodes, if the policy that it waits for exists.
+// addGone adds the job's hosts that are not nodes, if the policy that the job waits for exists.
 func (w *Snapshot) addGone(r *reach, job Job) {
 	if len(job.Hosts) == 0 {
 		return

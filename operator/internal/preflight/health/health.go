@@ -1,5 +1,5 @@
-// Package health decides the health of nodes and the condition, label and taint that they should carry. It is pure: everything
-// follows from the results of checks, the nodes, the policies and the time.
+// Package health decides the health of nodes and the condition, label and taint that they should carry. It is pure:
+// everything follows from the results of checks, the nodes, the policies and the time.
 package health
 
 import (
@@ -27,14 +27,14 @@ const (
 	maxMessage         = 400
 )
 
-// Reasons of the node condition, besides those of results.
+// Reasons of the node condition that are not reasons of results.
 const (
 	ReasonStale      = "Stale"
 	ReasonNotChecked = "NotChecked"
 	ReasonSuspected  = "Suspected"
 )
 
-// HasResult reports whether the status has the check's result, or had it before newer ones replaced it.
+// HasResult reports whether the status contains the check's result, or contained it before newer ones replaced it.
 func HasResult(status *evenkeel.NodeNetworkHealthStatus, uid string, at time.Time) bool {
 	for _, r := range status.History {
 		if r.UID == uid {
@@ -44,8 +44,8 @@ func HasResult(status *evenkeel.NodeNetworkHealthStatus, uid string, at time.Tim
 	return len(status.History) == evenkeel.HistoryLength && !at.After(status.History[len(status.History)-1].Time.Time)
 }
 
-// AddResult returns the status with one more result. The health follows the newest conclusive result, and so do the message and what was
-// measured.
+// AddResult returns the status with one more result. The health follows the newest conclusive result, and so do the
+// message and what was measured.
 func AddResult(status evenkeel.NodeNetworkHealthStatus, result evenkeel.HealthResult, measured evenkeel.MeasuredNetwork, message string) evenkeel.NodeNetworkHealthStatus {
 	out := *status.DeepCopy()
 	// At the front, so that of two results in the same second the later one counts.
@@ -105,19 +105,20 @@ type Markers struct {
 // PolicyCounts counts the nodes of a policy by their health.
 type PolicyCounts struct {
 	Nodes, Healthy, Unhealthy, Unknown int32
-	// UnhealthyNames are the names of the unhealthy nodes. Unmarked is the number of those without label and taint, because of
-	// maxUnhealthyPercent.
+	// UnhealthyNames are the names of the unhealthy nodes. Unmarked is the number of those without label and taint,
+	// because of maxUnhealthyPercent.
 	UnhealthyNames []string
 	Unmarked       int
-	// Overlapping is the number of nodes that the policy selects and that belong to others, Others those policies' names, sorted.
+	// Overlapping is the number of nodes that the policy selects and that belong to others, Others those policies' names,
+	// sorted.
 	Overlapping int32
 	Others      []string
 	// NextStale is when the next result becomes stale or the next startup taint has lasted its time; zero if none does.
 	NextStale time.Time
 }
 
-// PolicyByNode returns the policy of each node: of those that select it, the one with the highest priority, and then the first by
-// name. Policies with an invalid selector select no node, and none selects a node with Windows.
+// PolicyByNode returns the policy of each node: among the policies that select it, the one with the highest priority,
+// then the first by name. Policies with an invalid selector select no node, and none selects a node with Windows.
 func PolicyByNode(nodes []corev1.Node, policies []evenkeel.NetworkCheckPolicy) map[string]*evenkeel.NetworkCheckPolicy {
 	under := map[string]*evenkeel.NetworkCheckPolicy{}
 	assignNodes(nodes, policies, func(node string, p *evenkeel.NetworkCheckPolicy) {
@@ -128,7 +129,8 @@ func PolicyByNode(nodes []corev1.Node, policies []evenkeel.NetworkCheckPolicy) m
 	return under
 }
 
-// ComparePolicies orders policies as they count: the one with the highest priority first, and of equal ones the first by name.
+// ComparePolicies orders policies as they count: the one with the highest priority first, and of equal ones the first
+// by name.
 func ComparePolicies(a, b *evenkeel.NetworkCheckPolicy) int {
 	priority := func(p *evenkeel.NetworkCheckPolicy) int32 {
 		if p.Spec.Priority == nil {
@@ -165,8 +167,8 @@ func assignNodes(nodes []corev1.Node, policies []evenkeel.NetworkCheckPolicy, vi
 	}
 }
 
-// Evaluate decides the markers of each node, and counts nodes by policy. Unhealthy nodes that have the label keep it. Others get
-// it in the order of their names, as long as the policy's maxUnhealthyPercent allows.
+// Evaluate decides the markers of each node, and counts nodes by policy. Unhealthy nodes that have the label keep it.
+// Others get it in the order of their names, as long as the policy's maxUnhealthyPercent allows.
 func Evaluate(nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthStatus, policies []evenkeel.NetworkCheckPolicy, now time.Time) (map[string]Markers, map[string]*PolicyCounts) {
 	under, marks, counts := PolicyByNode(nodes, policies), map[string]Markers{}, map[string]*PolicyCounts{}
 	for i := range policies {
@@ -247,8 +249,8 @@ func Evaluate(nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealt
 	return marks, counts
 }
 
-// beyond returns the suspected nodes that are more than allowed. Those that were suspected first stay among the allowed, so that no later
-// job decides about them.
+// beyond returns the suspected nodes that are more than allowed. Those that were suspected first stay among the
+// allowed, so that no later job decides about them.
 func beyond(suspected []*corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthStatus, allowed int) []*corev1.Node {
 	slices.SortFunc(suspected, func(a, b *corev1.Node) int {
 		return cmp.Or(standing(healths[a.Name]).Since.Compare(standing(healths[b.Name]).Since.Time), cmp.Compare(a.Name, b.Name))
@@ -267,8 +269,8 @@ func hasStartupTaint(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == evenkeel.HealthKey && t.Value == evenkeel.UnprovenValue })
 }
 
-// unproven reports whether a node without a verdict keeps its startup taint, and until when: as long as a job would wait for it, and
-// only where the policy checks new nodes.
+// unproven reports whether a node without a verdict keeps its startup taint, and until when: as long as a job would
+// wait for it, and only where the policy checks new nodes.
 func unproven(node *corev1.Node, p *evenkeel.NetworkCheckPolicy, now time.Time) (keeps bool, until time.Time) {
 	switch {
 	case p.Spec.Triggers.NewNodes == evenkeel.SwitchDisabled:
@@ -299,7 +301,8 @@ func Freshness(p *evenkeel.NetworkCheckPolicy) time.Duration {
 	return defaultFreshness
 }
 
-// GateTimeout is how long a job waits for its nodes to be proven, and a node with a startup taint for its first verdict.
+// GateTimeout is how long a job waits for its nodes to be proven, and a node with a startup taint for its first
+// verdict.
 func GateTimeout(g evenkeel.GateSpec) time.Duration {
 	if s := g.TimeoutSeconds; s != nil {
 		return time.Duration(*s) * time.Second

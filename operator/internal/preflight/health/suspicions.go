@@ -9,7 +9,8 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// maxSuspicionAge is how long a suspicion is kept after its job that no check could decide, as on nodes without a policy.
+// maxSuspicionAge is how long a suspicion is kept after its job that no check could decide, as on nodes without a
+// policy.
 const maxSuspicionAge = 7 * 24 * time.Hour
 
 // A JobView is what is known of a job that suspects nodes.
@@ -21,9 +22,9 @@ type JobView struct {
 	Ended bool
 }
 
-// Suspect returns the suspicions as they are after what is known of one job. Of an ended job nothing new is believed, as its check
-// may be over. Where there is no room, a new one replaces one that was withdrawn, and never another: its job would write that again.
-// Changed is false where they stay as they are.
+// Suspect returns the suspicions as they are after what is known of one job. Of an ended job nothing new is believed,
+// as its check may be over. Where there is no room, a new one replaces one that was withdrawn, and never another: its
+// job would write that again. Changed is false where they stay as they are.
 func Suspect(before []evenkeel.Suspicion, job JobView, now time.Time) (after []evenkeel.Suspicion, changed bool) {
 	at := metav1.NewTime(now).Rfc3339Copy()
 	open := func(s evenkeel.Suspicion) bool {
@@ -66,7 +67,8 @@ func Suspect(before []evenkeel.Suspicion, job JobView, now time.Time) (after []e
 	return after, changed
 }
 
-// lastWithdrawn is the place of the oldest suspicion that was withdrawn and waits for no check; negative: there is none.
+// lastWithdrawn is the place of the oldest suspicion that was withdrawn and waits for no check; negative: there is
+// none.
 func lastWithdrawn(all []evenkeel.Suspicion) int {
 	for i, s := range slices.Backward(all) {
 		if s.WithdrawnTime != nil && s.JobEndTime == nil {
@@ -76,13 +78,14 @@ func lastWithdrawn(all []evenkeel.Suspicion) int {
 	return -1
 }
 
-// dropDecided returns the suspicions that a conclusive result does not decide: those of jobs that ended after it, or have not ended.
+// dropDecided returns the suspicions that a conclusive result leaves open, because their jobs ended after it or have
+// not ended.
 func dropDecided(all []evenkeel.Suspicion, result metav1.Time) []evenkeel.Suspicion {
 	return slices.DeleteFunc(all, func(s evenkeel.Suspicion) bool { return s.JobEndTime != nil && !result.Before(s.JobEndTime) })
 }
 
-// SuspicionDue returns since when a check may decide a suspicion of the node: since the last of the jobs has ended that had one. It is
-// zero if none is to be decided.
+// SuspicionDue returns since when a check may decide a suspicion of the node: since the last of the jobs has ended that
+// had one. It is zero if none is to be decided.
 func SuspicionDue(status *evenkeel.NodeNetworkHealthStatus) time.Time {
 	var since time.Time
 	for i := range status.Suspicions {
@@ -93,7 +96,7 @@ func SuspicionDue(status *evenkeel.NodeNetworkHealthStatus) time.Time {
 	return since
 }
 
-// standing returns the first suspicion that was not withdrawn; nil: there is none.
+// standing returns the first suspicion that was not withdrawn, or nil if there is none.
 func standing(status *evenkeel.NodeNetworkHealthStatus) *evenkeel.Suspicion {
 	at := slices.IndexFunc(status.Suspicions, func(s evenkeel.Suspicion) bool { return s.WithdrawnTime == nil })
 	if at < 0 {

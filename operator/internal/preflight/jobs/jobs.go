@@ -1,5 +1,5 @@
-// Package jobs builds the Kubernetes objects of a check's runs. It is pure: objects and their names follow from the check and the
-// planned run alone, so that a restarted controller finds what it created.
+// Package jobs builds the Kubernetes objects of a check's runs. It is pure: objects and their names follow from the
+// check and the planned run alone, so that a restarted controller finds what it created.
 package jobs
 
 import (
@@ -38,8 +38,8 @@ const (
 	mpiTimeoutEnv = "EVENKEEL_MPI_TIMEOUT"
 )
 
-// waitForDNSScript runs its arguments when the DNS has the names of all workers of an MPIJob, or after half a minute. ssh does not
-// retry a failed lookup.
+// waitForDNSScript runs its arguments once the names of all workers of an MPIJob resolve, or after half a minute. ssh
+// does not retry a failed lookup.
 const waitForDNSScript = `for h in $(cut -d " " -f 1 /etc/mpi/hostfile); do i=0; until getent hosts "$h" >/dev/null || [ $i -gt 150 ]; do i=$((i+1)); sleep 0.2; done; done; exec "$@"`
 
 // printMemlockScript prints the limit of locked memory, in KiB or as "unlimited", and runs its arguments.
@@ -56,7 +56,7 @@ type Check struct {
 	Plugin  inject.Resolved
 	// ImagePullSecrets are the names of the Secrets to pull the runner's image with.
 	ImagePullSecrets []string
-	// PriorityClass is the pods' own; empty: the cluster's default.
+	// PriorityClass is the pods' own, or empty for the cluster's default.
 	PriorityClass string
 }
 
@@ -136,7 +136,8 @@ func (c Check) Job(w preflight.PlannedRun, accelerators corev1.ResourceList) (*b
 	}, nil
 }
 
-// MPIJob returns an MPIJob for the run: a worker on each node that requests the accelerators, and a launcher on one of them.
+// MPIJob returns an MPIJob for the run: a worker on each node that requests the accelerators, and a launcher on one of
+// them.
 func (c Check) MPIJob(w preflight.PlannedRun, accelerators corev1.ResourceList) (*unstructured.Unstructured, error) {
 	name, slots := c.RunName(w), c.slots()
 	worker, err := c.podTemplate(name, w, evenkeel.RoleRank, []string{"/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"}, nil, accelerators)
@@ -201,11 +202,12 @@ func (c Check) slots() int {
 	return 1
 }
 
-// rankTimeout is how many seconds ranks wait for each other. Ranks that cannot reach each other fail before the run's timeout, so that
-// their logs are read.
+// rankTimeout is how many seconds ranks wait for each other. Ranks that cannot reach each other fail before the run's
+// timeout, so that their logs are read.
 func (c Check) rankTimeout() int { return int(max(5, *c.Options.RunTimeoutSeconds/2)) }
 
-// benchmarkCommand is the command of a rank. In an Indexed Job, a node's GPUs are those of one process of nccl-tests or rccl-tests.
+// benchmarkCommand returns the command of a rank. In an Indexed Job, one process of nccl-tests or rccl-tests uses all
+// GPUs of a node.
 func (c Check) benchmarkCommand(w preflight.PlannedRun, launcher evenkeel.Launcher) []string {
 	sweep := c.Options.Sweep
 	from, to := *sweep.MinBytes, *sweep.MaxBytes
@@ -239,7 +241,8 @@ func isSingleNode(w preflight.PlannedRun) bool {
 	return w.Stage == evenkeel.StageLocal || w.Stage == evenkeel.StageRDMA
 }
 
-// podTemplate returns a pod that fits the restricted standard, for one of the nodes, with the plugin as training pods get it.
+// podTemplate returns a pod that fits the restricted standard, for one of the nodes, with the plugin as training pods
+// get it.
 func (c Check) podTemplate(run string, w preflight.PlannedRun, role string, command []string, environment []corev1.EnvVar, accelerators corev1.ResourceList) (*corev1.PodTemplateSpec, error) {
 	runner := c.Options.Runner
 	labels := map[string]string{evenkeel.CheckKey: c.Object.Name, evenkeel.RunKey: run, evenkeel.RoleKey: role}
@@ -325,8 +328,8 @@ func (c Check) podTemplate(run string, w preflight.PlannedRun, role string, comm
 	return &corev1.PodTemplateSpec{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec}, nil
 }
 
-// pluginOnly are the settings by which GPUs of one node use the network plugin. By default NCCL would use NVLink, PCIe or
-// shared memory, and stage Local would say nothing about the plugin. What the check sets itself stays.
+// pluginOnly are the settings by which GPUs of one node use the network plugin. By default NCCL would use NVLink, PCIe
+// or shared memory, and stage Local would say nothing about the plugin. What the check sets itself stays.
 func pluginOnly(runner evenkeel.RunnerSpec) []corev1.EnvVar {
 	settings := []corev1.EnvVar{{Name: "NCCL_P2P_DISABLE", Value: "1"}, {Name: "NCCL_SHM_DISABLE", Value: "1"}, {Name: "NCCL_NVLS_ENABLE", Value: "0"}}
 	return slices.DeleteFunc(settings, func(s corev1.EnvVar) bool {
@@ -334,8 +337,8 @@ func pluginOnly(runner evenkeel.RunnerSpec) []corev1.EnvVar {
 	})
 }
 
-// nodeAffinityTo allows these nodes only, by name. Labels can be wrong. A field requirement accepts one value, so there is a term
-// for each node.
+// nodeAffinityTo allows these nodes only, by name. Labels can be wrong. A field requirement accepts one value, so there
+// is a term for each node.
 func nodeAffinityTo(nodes []string) *corev1.NodeAffinity {
 	var terms []corev1.NodeSelectorTerm
 	for _, node := range slices.Sorted(slices.Values(nodes)) {
@@ -346,8 +349,8 @@ func nodeAffinityTo(nodes []string) *corev1.NodeAffinity {
 	return &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms}}
 }
 
-// Tolerations of the check's pods: the user's, those for GPUs, and those for the taints that only a check that passes removes:
-// Evenkeel's own, and that of the shipped NodeReadinessRule.
+// Tolerations of the check's pods: the user's, those for GPUs, and those for the taints that only a check that passes
+// removes: Evenkeel's own taint, and the taint of the shipped NodeReadinessRule.
 func Tolerations(own []corev1.Toleration) []corev1.Toleration {
 	return append([]corev1.Toleration{
 		{Key: string(accelerator.NVIDIA), Operator: corev1.TolerationOpExists},

@@ -1,5 +1,5 @@
-// Package ncclout parses the output of an all-reduce benchmark: evenkeel-bench or NVIDIA's nccl-tests, as text or JSON. It is pure.
-// It accepts logs as they come from pods: truncated anywhere, with lines of other programs in between.
+// Package ncclout parses the output of an all-reduce benchmark: evenkeel-bench or NVIDIA's nccl-tests, as text or JSON.
+// It is pure. It accepts logs as they come from pods: truncated anywhere, with lines of other programs in between.
 package ncclout
 
 import (
@@ -62,14 +62,14 @@ const (
 	FailureDriver FailureKind = "Driver"
 	// FailurePlugin is a plugin that could not be loaded.
 	FailurePlugin FailureKind = "Plugin"
-	// FailureVersion is programs of different versions: a benchmark that does not know what this program asks of it, or peers that
-	// refuse each other. It is inconclusive about the network.
+	// FailureVersion is programs of different versions: a benchmark that does not know what this program asks of it, or
+	// peers that refuse each other. It is inconclusive about the network.
 	FailureVersion FailureKind = "Version"
 	// FailureRun is everything else that the benchmark or NCCL reported: a lost rank, a refused connection.
 	FailureRun FailureKind = "Run"
 )
 
-// Failure is the cause of a failed run, as the log says.
+// Failure is the cause of a failed run, taken from the log.
 type Failure struct {
 	Kind FailureKind
 	// Line is the line of the log, without control characters, at most 300 bytes.
@@ -81,15 +81,15 @@ type Report struct {
 	Rows []Row
 	// Networks that the ranks used, each once, sorted by name. More than one: the ranks differ.
 	Networks []Network
-	// OutOfBounds is the number of wrong elements: the benchmark's sum or, of an incomplete run, that of the worst row.
+	// OutOfBounds is the number of wrong elements: the benchmark's sum or, in an incomplete run, the worst row's number.
 	// AverageBusBW is over all rows and both halves, GB/s. It is valid only if the run is complete.
 	OutOfBounds  int64
 	AverageBusBW float64
-	// LockedMemory is the limit of memory that the ranks may lock, bytes; negative: no limit; nil: unknown.
+	// LockedMemory is the limit of memory that the ranks may lock, bytes, negative without a limit, or nil if unknown.
 	LockedMemory *int64
-	// LatencyUS is the time of a small message from one rank to the next, microseconds; 0: it was not measured.
+	// LatencyUS is the time of a small message from one rank to the next, microseconds, or 0 if it was not measured.
 	LatencyUS float64
-	// Devices is the largest number of network devices of a rank, of which the benchmark used one; 0: unknown.
+	// Devices is the largest number of network devices of a rank, of which the benchmark used one, or 0 if unknown.
 	Devices int
 	// Failure is nil if the log has none.
 	Failure *Failure
@@ -98,8 +98,8 @@ type Report struct {
 // maxSmall is the size up to which the time of an operation does not depend on it, bytes.
 const maxSmall = 1 << 10
 
-// HalfSmallestUS is half the time of the smallest all-reduce of nccl-tests, microseconds; 0: it is not small. An all-reduce takes at
-// least a message in each direction, and something of NCCL's own.
+// HalfSmallestUS is half the time of the smallest all-reduce of nccl-tests, microseconds; 0: it is not small. An
+// all-reduce takes at least a message in each direction, and something of NCCL's own.
 func (r Report) HalfSmallestUS() float64 {
 	small := slices.DeleteFunc(slices.Clone(r.Rows), func(row Row) bool { return row.Size == 0 || row.Size > maxSmall })
 	if len(small) == 0 {
@@ -117,8 +117,9 @@ func (r Report) PeakBusBW() float64 {
 	return peak
 }
 
-// Parse parses a log. Without an error the run is complete; OutOfBounds says whether its data was correct. An error is one line
-// that says what is missing and, if the log says so, why. The Report then has what could be parsed.
+// Parse parses a log. Without an error the run is complete; OutOfBounds reports whether its data was correct. An error
+// is one line that names what is missing and, if the log tells it, the cause. The Report then holds what could be
+// parsed.
 func Parse(log []byte) (Report, error) {
 	p := parser{networks: map[string]Network{}}
 	for len(log) > 0 {
@@ -139,7 +140,7 @@ func Parse(log []byte) (Report, error) {
 type parser struct {
 	report   Report
 	networks map[string]Network
-	// loaded has the versions of all plugins that NCCL loaded.
+	// loaded holds the versions of all plugins that NCCL loaded.
 	loaded map[string]int
 	// head is the beginning of a row whose numbers are on the next line, see [parser.row].
 	head []string
@@ -258,7 +259,8 @@ func (p *parser) addNetwork(n Network) {
 	p.networks[n.Name] = n
 }
 
-// failure records the first cause. A missing driver or plugin, or another version, takes precedence: it explains the other failures.
+// failure records the first cause. A missing driver or plugin, or another version, takes precedence: it explains the
+// other failures.
 func (p *parser) failure(line string) {
 	kind := FailureRun
 	switch {
@@ -274,8 +276,9 @@ func (p *parser) failure(line string) {
 	}
 }
 
-// row parses a line that may be a row. nccl-tests writes the beginning of a row before it runs, and the numbers after. NCCL's
-// messages are on the same stdout: a message may follow the beginning, and the numbers may be on a line of their own.
+// row parses a line that may be a row. nccl-tests writes the beginning of a row before it runs, and the numbers after.
+// NCCL's messages are on the same stdout: a message may follow the beginning, and the numbers may be on a line of their
+// own.
 func (p *parser) row(line string) {
 	if at := ncclMessage.FindStringIndex(line); at != nil {
 		// The message's host name follows the last field without a space. That field is the root, which is not kept.

@@ -1,15 +1,15 @@
-// Package pairing decides which nodes are tested together, and what the results say about each node and the fabric between
-// them. It is pure. [Decide] derives everything from the check and the runs recorded so far, so that a restarted controller
-// continues where it was. There is no clock, and no randomness but the seed.
+// Package pairing decides which nodes are tested together, and what the results prove about each node and the fabric
+// between them. It is pure. [Decide] derives everything from the check and the runs recorded so far, so that a
+// restarted controller continues where it was. There is no clock, and no randomness but the seed.
 //
-// Round 1 tests all nodes in pairs, with one group of three if their number is odd. A node that passes in any run is proven.
-// The others, suspects, are tested again with proven partners. While no node is proven, nodes are paired again by the circle
-// method, in which every two nodes meet once. A node fails after bad runs with two partners, at least one of them proven. So
-// one bad pair, or one bad link, never fails a node.
+// Round 1 tests all nodes in pairs, with one group of three if their number is odd. A node that passes in any run is
+// proven. The others, suspects, are tested again with proven partners. While no node is proven, nodes are paired again
+// by the circle method, in which every two nodes meet once. A node fails after bad runs with two partners, at least one
+// of them proven. So one bad pair, or one bad link, never fails a node.
 //
-// A verdict needs a comparison. A run is compared with a configured minimum, or with the median of the first round that has two
-// runs of the pool, or with the pool's usual bandwidth. A run that can be compared with nothing proves no node, unless there
-// is no other node of the pool that it could be compared with.
+// A verdict needs a comparison. A run is compared with a configured minimum, or with the median of the first round that
+// has two runs of the pool, or with the pool's usual bandwidth. A run that can be compared with nothing proves no node,
+// unless there is no other node of the pool that it could be compared with.
 package pairing
 
 import (
@@ -76,35 +76,35 @@ const (
 
 // Run is the recorded result of one group of a round.
 type Run struct {
-	// Round and Nodes are the group's, as [Decide] returned them. Runs of other groups are ignored, and so is a second run of
-	// the same group.
+	// Round and Nodes are the group's, as [Decide] returned them. Runs of other groups are ignored, and so is a second run
+	// of the same group.
 	Round   int
 	Nodes   []string
 	Outcome Outcome
 	// BusBW is the bus bandwidth of a Measured run, GB/s. Wrong is the number of wrong elements.
 	BusBW float64
 	Wrong int64
-	// LatencyUS is the time of a small message from one node to another, microseconds; 0: unknown.
+	// LatencyUS is the time of a small message from one node to another, microseconds, or 0 if unknown.
 	LatencyUS float64
-	// Networks carried a Measured or Broken run; none: unknown.
+	// Networks carried a Measured or Broken run. Empty if unknown.
 	Networks []string
-	// InUse are those of its nodes that somebody else used meanwhile. The run says nothing about any node then, and these are
+	// InUse are the run's nodes that another pod used meanwhile. The run says nothing about any node then, and these are
 	// tested no more.
 	InUse []string
 	// Detail is text for people: the fault, or the end of the log.
 	Detail string
 }
 
-// Thresholds say what is too slow, GB/s. The first that is known counts: MinBusBW, the pool's own in PoolMinBusBW, the median of the
-// pool's runs, the pool's usual bandwidth.
+// Thresholds say what is too slow, GB/s. The first that is known counts: MinBusBW, the pool's own in PoolMinBusBW, the
+// median of the pool's runs, the pool's usual bandwidth.
 type Thresholds struct {
 	MinBusBW     float64
 	PoolMinBusBW map[string]float64
 	// UsualBusBW is the bandwidth that other nodes of the pool reached in earlier checks.
 	UsualBusBW map[string]float64
-	// MinPercentOfMedian is the share of the pool's median that a run has to reach; 0 means 85. In pools with at least five
-	// runs and a wider spread, three standard deviations (by the median absolute deviation) are allowed. Less than half of
-	// the median never passes.
+	// MinPercentOfMedian is the share of the pool's median that a run has to reach; 0 means 85. In pools with at least
+	// five runs and a wider spread, three standard deviations (by the median absolute deviation) are allowed. Less than
+	// half of the median never passes.
 	//
 	// A median cannot find a fabric of which half or more is slow alike. The other thresholds can.
 	MinPercentOfMedian float64
@@ -121,7 +121,7 @@ type Check struct {
 	Seed uint64
 	// Partial are the pools with nodes that are not in the check, and could be tested at another time.
 	Partial map[string]bool
-	// MaxRounds is the maximum number of rounds; 0: no limit.
+	// MaxRounds is the maximum number of rounds, or 0 for no limit.
 	MaxRounds int
 }
 
@@ -150,9 +150,9 @@ type NodeResult struct {
 	Message string
 	// BusBW is the best bus bandwidth of a run with the node over the expected network, GB/s; 0 without one.
 	BusBW float64
-	// LatencyUS is the least of such a run, microseconds; 0: unknown.
+	// LatencyUS is the least of such a run, microseconds, or 0 if unknown.
 	LatencyUS float64
-	// Evidence has the node's runs, as indexes into Check.Runs, by round.
+	// Evidence lists the node's runs by round, as indexes into Check.Runs.
 	Evidence []int
 }
 
@@ -171,8 +171,8 @@ type Fabric struct {
 type Limit struct {
 	// MinBusBW is the minimum that passes, GB/s; 0: nothing to compare with, any speed passes.
 	MinBusBW float64
-	// Median and MAD (median absolute deviation) are over the runs that the limit was computed from, GB/s; 0 if the limit was
-	// configured.
+	// Median and MAD (median absolute deviation) are over the runs that the limit was computed from, GB/s; 0 if the limit
+	// was configured.
 	Median, MAD float64
 }
 

@@ -52,8 +52,8 @@ type fabric struct {
 	done   bool
 }
 
-// blamed reports whether the fabric is the cause: of the nodes with a verdict more than half failed; or no run passed, most
-// nodes had bad runs, and bad runs outnumber faults.
+// blamed reports whether the fabric is the cause: of the nodes with a verdict more than half failed; or no run passed,
+// most nodes had bad runs, and bad runs outnumber faults.
 func (f *fabric) blamed() bool {
 	if f.proven > 0 {
 		return f.done && 2*f.failed > f.failed+f.proven
@@ -270,8 +270,9 @@ func (f *fabric) comparable() bool { return len(f.pools) == 1 && len(f.nodes) >=
 // minNodesToCompare is the minimum number of nodes whose best runs are compared.
 const minNodesToCompare = 3
 
-// limitAmongNodes sets the limit of a fabric whose rounds never had two runs to compare, such as when one of five nodes fails for
-// other reasons. It is computed from the best run of each node: a slow node is slow in all of its runs, and its partners are in some.
+// limitAmongNodes sets the limit of a fabric whose rounds never had two runs to compare, such as when one of five nodes
+// fails for other reasons. It is computed from the best run of each node: a slow node is slow in all of its runs, and
+// its partners are in some.
 func (f *fabric) limitAmongNodes(s *state) {
 	var best []float64
 	for _, n := range f.nodes {
@@ -284,9 +285,9 @@ func (f *fabric) limitAmongNodes(s *state) {
 	}
 }
 
-// acceptUncompared ends a fabric's wait for runs to compare with, if its pools have no node that other runs could be made with at
-// another time: runs pass that are not slower than those of its other nodes. Once a run was accepted, all are. It reports whether
-// this proved a node.
+// acceptUncompared ends a fabric's wait for runs to compare with, if its pools have no node that other runs could be
+// made with at another time: runs pass unless they are slower than the runs of its other nodes. Once a run was
+// accepted, all are. It reports whether this proved a node.
 func (f *fabric) acceptUncompared(s *state) bool {
 	before := f.proven
 	if before == 0 && (slices.ContainsFunc(f.pools, func(pool string) bool { return s.check.Partial[pool] }) || slices.ContainsFunc(f.nodes, func(n *node) bool { return n.inUse })) {
@@ -312,8 +313,8 @@ func (f *fabric) acceptUncompared(s *state) bool {
 	return f.proven > before
 }
 
-// badPartners returns the partners of the node's bad runs of two. A bad run of three does not count: the fault may be between
-// the other two.
+// badPartners returns the partners of the node's bad runs of two. A bad run of three does not count: the fault may be
+// between the other two.
 func (n *node) badPartners(s *state) map[string]bool {
 	partners := map[string]bool{}
 	for _, i := range n.runs {
@@ -372,8 +373,8 @@ func (f *fabric) firstRound() [][]*node {
 	return groups
 }
 
-// nextCircleRound returns the next round of the circle method that has a pair left. It ends when every two nodes have been a
-// pair. The two nodes that had a third with them in round 1 come last.
+// nextCircleRound returns the next round of the circle method that has a pair left. It ends when every two nodes have
+// been a pair. The two nodes that had a third with them in round 1 come last.
 func (f *fabric) nextCircleRound() [][]*node {
 	odd := len(f.nodes) % 2
 	rounds := len(f.nodes) - 1 + odd
@@ -408,8 +409,8 @@ func (f *fabric) pairs(r int) (pairs [][]*node, bye *node) {
 	return pairs, bye
 }
 
-// retryGroups pairs nodes without a verdict with proven partners. If there are too few partners, the rest are paired among
-// themselves, which may prove more nodes.
+// retryGroups pairs nodes without a verdict with proven partners. If there are too few partners, the rest are paired
+// among themselves, which may prove more nodes.
 func (f *fabric) retryGroups(s *state, number int) [][]*node {
 	var open, free []*node
 	for _, n := range f.nodes {
@@ -458,8 +459,8 @@ func (n *node) faultyWith(s *state, p *node) bool {
 	})
 }
 
-// choosePartner returns the index of a partner for n, or -1. It excludes partners of bad runs, and prefers partners without a
-// fault.
+// choosePartner returns the index of a partner for n, or -1. It excludes partners of bad runs, and prefers partners
+// without a fault.
 func (n *node) choosePartner(s *state, free []*node) int {
 	bad := n.badPartners(s)
 	at := slices.IndexFunc(free, func(p *node) bool { return !bad[p.name] && !n.faultyWith(s, p) })

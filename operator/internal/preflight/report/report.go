@@ -1,5 +1,6 @@
-// Package report keeps the report of a check in ConfigMaps. One has what there is once, and in the end what people read. The lists
-// of nodes and runs are in others, which are appended to, one after the other, as none may have more than 1 MiB.
+// Package report keeps the report of a check in ConfigMaps. One holds the fields that exist once, and in the end the
+// text for people. The lists of nodes and runs are in others, which are appended to, one after the other, as none may
+// have more than 1 MiB.
 package report
 
 import (
@@ -17,7 +18,7 @@ import (
 
 // Keys of the ConfigMaps.
 const (
-	// RecordFile has what the record has once; it is in the first ConfigMap, as are the next two.
+	// RecordFile holds the fields that exist once. It is in the first ConfigMap, as are the next two.
 	RecordFile = "record.json"
 	// MarkdownFile is the report for people, and PairsFile the heat map of the pairs.
 	MarkdownFile = "report.md"
@@ -33,8 +34,8 @@ const (
 	maxParts = 1024
 )
 
-// A Report is what was read or written of a check's report. Its methods fail if somebody else changed it meanwhile; it then has to be
-// read again.
+// A Report is what was read or written of a check's report. Its methods fail if somebody else changed it meanwhile; it
+// then has to be read again.
 type Report struct {
 	Record *preflight.Record
 	// Markdown and Pairs are what people read; empty before the end.
@@ -95,8 +96,8 @@ func (e *UnreadableError) Error() string {
 
 func (e *UnreadableError) Unwrap() error { return e.Err }
 
-// Create writes a new report. The first ConfigMap is written last: without it there is no report, and what an earlier attempt left of
-// the others is written over.
+// Create writes a new report. The first ConfigMap is written last: without it there is no report, and what an earlier
+// attempt left of the others is written over.
 func Create(ctx context.Context, c client.Client, live client.Reader, meta metav1.ObjectMeta, record *preflight.Record) (*Report, error) {
 	r := &Report{Record: record, head: &corev1.ConfigMap{ObjectMeta: meta}}
 	if err := r.append(ctx, c, live); err != nil {
@@ -163,7 +164,7 @@ func (r *Report) append(ctx context.Context, c client.Client, live client.Reader
 	return nil
 }
 
-// emptyParts empties the parts that an earlier attempt made beyond those of this one.
+// emptyParts empties the parts that an earlier attempt made beyond the parts of this one.
 func (r *Report) emptyParts(ctx context.Context, c client.Client, live client.Reader) error {
 	for {
 		part := &corev1.ConfigMap{}

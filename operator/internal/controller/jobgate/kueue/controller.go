@@ -1,6 +1,6 @@
 // Package kueue is the controller of those AdmissionChecks of Kueue that name ControllerName. Workloads with quota are
-// admitted when the network of their nodes is proven. Kueue's kinds are handled as unstructured objects, so that clusters
-// without Kueue cost next to nothing.
+// admitted when the network of their nodes is proven. Kueue's kinds are handled as unstructured objects, so that
+// clusters without Kueue cost next to nothing.
 package kueue
 
 import (
@@ -50,7 +50,7 @@ type Reconciler struct {
 	jobgate.Evaluator
 	// asked is set once an AdmissionCheck is ours. Before that, no workload is watched.
 	asked atomic.Bool
-	// schemas are those of the kinds that the cluster serves. fields is what was read of them; nil: nothing yet.
+	// schemas are the schemas of the kinds that the cluster serves. fields is nil until they have been read.
 	schemas openapi.Client
 	fields  *optionalFields
 	// retries counts, for each check of a workload, how often the workload returned its quota.
@@ -133,8 +133,8 @@ func (c *Reconciler) list(ctx context.Context, kind string) ([]unstructured.Unst
 	return list.Items, nil
 }
 
-// updateAdmissionCheck sets the condition Active of one of our AdmissionChecks. Kueue admits nothing by a check that is not
-// active.
+// updateAdmissionCheck sets the condition Active of one of our AdmissionChecks. Kueue admits nothing by a check that is
+// not active.
 func (c *Reconciler) updateAdmissionCheck(ctx context.Context, check *unstructured.Unstructured, policies []evenkeel.NetworkCheckPolicy) error {
 	return setActive(ctx, c.Client, check, activeCondition(check, policies), c.Clock.Now())
 }
@@ -163,8 +163,8 @@ func setActive(ctx context.Context, c client.Client, check *unstructured.Unstruc
 	return err
 }
 
-// listWaiting returns the pending checks that can be decided. The others wait for nodes that an autoscaler has yet to bring, which is an
-// event. They say so.
+// listWaiting returns the pending checks that can be decided. The others wait for nodes that an autoscaler has yet to
+// bring, which is an event. They say so.
 func (c *Reconciler) listWaiting(ctx context.Context, ours map[string]string, provisioning map[string]bool) ([]jobgate.Waiter, error) {
 	workloads, err := c.list(ctx, kindWorkload)
 	if err != nil {
@@ -206,8 +206,8 @@ func (c *Reconciler) listWaiting(ctx context.Context, ours map[string]string, pr
 	return waiting, errors.Join(all...)
 }
 
-// updateState writes the state of the workload's check, if the decision changed, and an Event. A workload does not wait as no Event can be
-// written.
+// updateState writes the state of the workload's check, if the decision changed, and an Event. A workload does not wait
+// as no Event can be written.
 func (c *Reconciler) updateState(ctx context.Context, w pendingCheck, d gate.Decision, changed bool) error {
 	state, after := stateFor(d, c.retried(w))
 	canDelay := c.optionalFields(ctx, w.object.GroupVersionKind()).requeueAfterSeconds
@@ -264,8 +264,8 @@ func (c *Reconciler) say(ctx context.Context, w pendingCheck, message string) er
 	return err
 }
 
-// retried returns how often the workload has returned its quota for the check. Versions of Kueue that do not count are counted
-// for, as long as this process lives.
+// retried returns how often the workload has returned its quota for the check. Versions of Kueue that do not count are
+// counted for, as long as this process lives.
 func (c *Reconciler) retried(w pendingCheck) int {
 	if w.retryCount != nil {
 		return *w.retryCount
@@ -286,7 +286,8 @@ func (c *Reconciler) optionalFields(ctx context.Context, kind schema.GroupVersio
 	return *c.fields
 }
 
-// writeState writes the state of one check of a workload; nil: without a delay before Kueue tries again. It is not written if somebody changed the workload meanwhile.
+// writeState writes the state of one check of a workload; nil: without a delay before Kueue tries again. It is not
+// written if somebody changed the workload meanwhile.
 func writeState(ctx context.Context, c client.Client, w pendingCheck, state, message string, delay *time.Duration, now time.Time) (written bool, err error) {
 	entry := map[string]any{
 		"name": w.check, "state": state, "message": message, "lastTransitionTime": now.UTC().Format(time.RFC3339),
@@ -297,8 +298,8 @@ func writeState(ctx context.Context, c client.Client, w pendingCheck, state, mes
 	return applyStatus(ctx, c, w.object, ownerOf(w.check), map[string]any{"admissionChecks": []any{entry}})
 }
 
-// ownerOf is the field owner of the state of a workload's check. Each check has one: what an owner applies replaces all that it
-// applied before, so the state of one check would take the fields of another.
+// ownerOf is the field owner of the state of a workload's check. Each check has one: what an owner applies replaces all
+// that it applied before, so the state of one check would take the fields of another.
 func ownerOf(check string) client.FieldOwner {
 	owner := fieldOwner + "/" + client.FieldOwner(check)
 	if len(owner) > validation.FieldManagerMaxLength {
@@ -307,8 +308,8 @@ func ownerOf(check string) client.FieldOwner {
 	return owner
 }
 
-// applyStatus writes a part of the object's status as the owner. If somebody changed the object meanwhile it does nothing: that
-// change is another event.
+// applyStatus writes a part of the object's status as the owner. If somebody changed the object meanwhile it does
+// nothing: that change is another event.
 func applyStatus(ctx context.Context, c client.Client, object *unstructured.Unstructured, owner client.FieldOwner, status map[string]any) (written bool, err error) {
 	apply := &unstructured.Unstructured{Object: map[string]any{"status": status}}
 	apply.SetGroupVersionKind(object.GroupVersionKind())

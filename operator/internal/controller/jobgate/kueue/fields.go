@@ -9,8 +9,8 @@ import (
 	"k8s.io/client-go/openapi3"
 )
 
-// optionalFields says which fields of a workload's check the cluster's CRD has. Kueue got them in different versions. A field
-// that the CRD lacks makes the API server refuse the whole state.
+// optionalFields reports which fields of a workload's check the cluster's CRD has. Kueue got them in different
+// versions. A field that the CRD lacks makes the API server refuse the whole state.
 type optionalFields struct {
 	// requeueAfterSeconds delays the next attempt after Retry. Without it, Kueue makes that at once.
 	requeueAfterSeconds bool

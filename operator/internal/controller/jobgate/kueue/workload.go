@@ -35,9 +35,9 @@ const (
 // requiredKinds have to be served before anything can be decided.
 var requiredKinds = []string{kindCheck, kindFlavor, kindWorkload}
 
-// How long a workload waits for other nodes after the first of its nodes that failed: until they are labeled. Each attempt doubles
-// the delay, up to a maximum. After a timeout there is none: Kueue (0.19) keeps the quota until a delay is over, and the workload
-// should give it back.
+// How long a workload waits for other nodes after the first of its nodes that failed: until they are labeled. Each
+// attempt doubles the delay, up to a maximum. After a timeout there is none: Kueue (0.19) keeps the quota until a delay
+// is over, and the workload should give it back.
 const (
 	reassignDelay = time.Minute
 	maxRetryDelay = 30 * time.Minute
@@ -85,8 +85,8 @@ type (
 		Flavors            map[string]string `json:"flavors"`
 		TopologyAssignment *topology         `json:"topologyAssignment"`
 	}
-	// A topology says where the pods of a set are placed: for each domain, the values of the levels' node labels. Version
-	// v1beta1 lists domains; v1beta2 has slices of domains, level by level.
+	// A topology describes where the pods of a set are placed: for each domain, the values of the levels' node labels.
+	// Version v1beta1 lists domains; v1beta2 has slices of domains, level by level.
 	topology struct {
 		Levels  []string `json:"levels"`
 		Domains []struct {
@@ -166,7 +166,7 @@ type pendingCheck struct {
 // uid identifies one check of one workload.
 func (w pendingCheck) uid() types.UID { return w.object.GetUID() + types.UID("/"+w.check) }
 
-// pendingChecks returns those of our checks that the workload waits for: it has its quota, and the checks are pending.
+// pendingChecks returns our pending checks of a workload that holds its quota.
 func pendingChecks(object *unstructured.Unstructured, ours map[string]string) ([]pendingCheck, error) {
 	if len(ours) == 0 || object.GetDeletionTimestamp() != nil {
 		return nil, nil
@@ -202,8 +202,9 @@ func pendingChecks(object *unstructured.Unstructured, ours map[string]string) ([
 	return list, nil
 }
 
-// provisioned says what is known of the provisioning checks of the workload: the name of one that an autoscaler has yet to bring nodes
-// for, or when the last of them was ready. Before that, the nodes that the workload would be decided by are not there.
+// provisioned describes what is known of the provisioning checks of the workload: the name of one that an autoscaler
+// has yet to bring nodes for, or when the last of them was ready. Before that, the nodes that the workload would be
+// decided by are not there.
 func (w pendingCheck) provisioned(provisioning map[string]bool) (waitsFor string, at time.Time) {
 	for _, c := range w.status.AdmissionChecks {
 		switch {
@@ -224,10 +225,10 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// job converts the workload for package gate. Where a topology is delayed, Kueue chooses nodes once all checks are ready: until then the
-// workload may get any node of its flavors.
+// job converts the workload for package gate. Where a topology is delayed, Kueue chooses nodes once all checks are
+// ready: until then the workload may get any node of its flavors.
 func (w pendingCheck) job(flavors []unstructured.Unstructured) (job gate.Job, err error) {
-	// No policy has the name "/": without a policy of its own, the workload does not wait.
+	// No policy can be named "/", so a workload without a policy of its own does not wait.
 	job = gate.Job{Policy: cmp.Or(w.policy, "/"), Since: w.since}
 	for i := range w.spec.PodSets {
 		set := &w.spec.PodSets[i]
@@ -328,9 +329,9 @@ func (t *topology) domains() ([][]string, error) {
 	return all, nil
 }
 
-// stateFor maps the decision to the state of an AdmissionCheck, and says how long the workload waits if it returns its quota.
-// Retried is the number of times that it has done so before. A workload that waits beyond its timeout returns its quota, so that
-// others can use it. No finding rejects a workload for good.
+// stateFor maps the decision to the state of an AdmissionCheck, and says how long the workload waits if it returns its
+// quota. Retried is the number of times that it has done so before. A workload that waits beyond its timeout returns
+// its quota, so that others can use it. No finding rejects a workload for good.
 func stateFor(d gate.Decision, retried int) (state string, after time.Duration) {
 	switch {
 	case !d.Waits():

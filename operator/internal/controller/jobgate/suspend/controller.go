@@ -1,6 +1,6 @@
-// Package suspend opens the gates of jobs and pods when the network of their nodes is proven. The webhook gates jobs and pods
-// when they are created, as NetworkCheckPolicies ask for. All state is in the API: gated objects carry a label, which is
-// removed when they may start.
+// Package suspend opens the gates of jobs and pods when the network of their nodes is proven. The webhook gates jobs
+// and pods when they are created, as NetworkCheckPolicies ask for. All state is in the API: gated objects carry a
+// label, which is removed when they may start.
 package suspend
 
 import (
@@ -43,14 +43,15 @@ const ReasonNotOpened = "EvenkeelGateNotOpened"
 type Reconciler struct {
 	jobgate.Evaluator
 	live client.Reader
-	// gangs has what is known of the gangs that wait, by their keys. It saves requests to the API server.
+	// gangs caches the waiting gangs by their keys. It saves requests to the API server.
 	gangs map[string]*gang
 	// pace limits how many pods are opened a second, and slots how many at a time.
 	pace  *rate.Limiter
 	slots chan struct{}
 }
 
-// openRate is how many pods' gates are opened a second, so that a gang of thousands leaves the API server time for others.
+// openRate is how many pods' gates are opened a second, so that a gang of thousands leaves the API server time for
+// others.
 const openRate = 500
 
 // GatedSelector selects gated jobs and pods.
@@ -96,8 +97,8 @@ func (c *Reconciler) reconcileAll(ctx context.Context) (reconcile.Result, error)
 	return result, nil
 }
 
-// applyDecision records an Event about a changed decision, and opens the gate if that was decided. A gate does not stay closed as no Event
-// can be written.
+// applyDecision records an Event about a changed decision, and opens the gate if that was decided. A gate does not stay
+// closed as no Event can be written.
 func (c *Reconciler) applyDecision(ctx context.Context, h gatedJob, d gate.Decision, changed bool) error {
 	severity := corev1.EventTypeNormal
 	if d.Action == gate.OpenUnproven {
@@ -125,8 +126,8 @@ func logUntold(ctx context.Context, err error) {
 	}
 }
 
-// sayRefused records an Event about a gate that the API server does not let Evenkeel open: the job's user sees no log. Guards refuse
-// that where somebody else's webhook changes the job on the way.
+// sayRefused records an Event about a gate that the API server does not let Evenkeel open: the job's user sees no log.
+// Guards refuse that where somebody else's webhook changes the job on the way.
 func (c *Reconciler) sayRefused(ctx context.Context, h gatedJob, err error) {
 	if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
 		return
@@ -146,8 +147,8 @@ type gatedJob struct {
 	open      func(context.Context) error
 }
 
-// listGatedJobs returns the jobs that Evenkeel suspended. From jobs that somebody resumed, or that now wait for Kueue, it
-// removes the label.
+// listGatedJobs returns the jobs that Evenkeel suspended. From jobs that somebody resumed, or that now wait for Kueue,
+// it removes the label.
 func (c *Reconciler) listGatedJobs(ctx context.Context) ([]gatedJob, error) {
 	var found []gatedJob
 	var all []error
@@ -186,8 +187,9 @@ func (c *Reconciler) listGatedJobs(ctx context.Context) ([]gatedJob, error) {
 	return found, errors.Join(all...)
 }
 
-// leaveToOthers removes the label from a job that somebody else starts, and changes nothing else. The answer to that says who
-// started the job: what the cache has lacks the field managers. A cache that is behind shows the job again, and nothing is said twice.
+// leaveToOthers removes the label from a job that somebody else starts, and changes nothing else. The answer to that
+// says who started the job: what the cache has lacks the field managers. A cache that is behind shows the job again,
+// and nothing is said twice.
 func (c *Reconciler) leaveToOthers(ctx context.Context, h gatedJob, job *unstructured.Unstructured, suspended bool) error {
 	left, err := patchGate(ctx, c.Client, job, nil)
 	if err != nil || left == nil || suspended {

@@ -18,8 +18,8 @@ import (
 const (
 	// podDelay is how long changes of gated pods are collected: each evaluation is over all of them.
 	podDelay = 100 * time.Millisecond
-	// settleDelay is how long the number of a gang's waiting pods has to stand still until the gang counts as whole. Controllers make
-	// the pods of a job one after the other, those of its children at different times.
+	// settleDelay is how long the number of a gang's waiting pods has to stand still until the gang counts as whole.
+	// Controllers make the pods of a job one after the other, those of its children at different times.
 	settleDelay = 3 * time.Second
 	// maxSettle is when a gang counts as whole in any case, from when it was first seen.
 	maxSettle = 30 * time.Second
@@ -27,8 +27,8 @@ const (
 	maxProblems = 8
 )
 
-// listGatedPods returns the pods with the scheduling gate that wait, a gang for each job. Pods that a job makes later, such as the
-// replacement of one that was evicted, do not wait: the rest of the job runs already.
+// listGatedPods returns the pods with the scheduling gate that wait, a gang for each job. Pods that a job makes later,
+// such as the replacement of one that was evicted, do not wait: the rest of the job runs already.
 func (c *Reconciler) listGatedPods(ctx context.Context) ([]gatedJob, error) {
 	var list corev1.PodList
 	// They are read only; what is patched is copied before.
@@ -74,7 +74,8 @@ type gang struct {
 	about corev1.ObjectReference
 	// alone: there is one pod, which belongs to nothing.
 	alone bool
-	// opened has the pod templates whose gates were opened, and started says that a pod which asked for its profile itself does not wait.
+	// opened holds the pod templates whose gates were opened. started is true if a pod that asked for its profile itself
+	// does not wait.
 	opened  []string
 	started bool
 
@@ -109,7 +110,7 @@ func (g *gang) wholeAt(pods int, now time.Time, settle time.Duration) time.Time 
 	return whole
 }
 
-// readGangs reads what is not known of the gangs yet, and forgets those that no longer wait.
+// readGangs reads the gangs that are not cached yet, and drops the ones that no longer wait.
 func (c *Reconciler) readGangs(ctx context.Context, gangs []jobgate.Gang) error {
 	known := c.gangs
 	c.gangs = make(map[string]*gang, len(gangs))
