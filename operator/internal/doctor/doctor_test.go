@@ -515,8 +515,8 @@ func TestDoctorSecurity(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantLines(t, findings, "OK security 1 namespace with pod standard baseline", "OK security 2 namespaces with pod standard restricted", "Problem security 2 namespaces may use profile used, and refuse pods with its capability IPC_LOCK: a, b;",
-		"Note security 3 namespaces may use profile all, and refuse pods with its capability IPC_LOCK: a, b, d;")
+	wantLines(t, findings, "OK security 1 namespace with pod standard baseline", "OK security 2 namespaces with pod standard restricted", "Problem security 2 namespaces may use profile used, but Pod Security rejects its capability IPC_LOCK there: a, b;",
+		"Note security 3 namespaces may use profile all, but Pod Security rejects its capability IPC_LOCK there: a, b, d;")
 	if strings.Contains(lines(findings), "profile tcp") {
 		t.Error("a profile without RDMA locks nothing")
 	}

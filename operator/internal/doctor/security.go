@@ -18,7 +18,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/text"
 )
 
-// constraints says whether OpenShift's SecurityContextConstraints decide about pods.
+// constraints reports whether OpenShift's SecurityContextConstraints decide about pods.
 func (d *Doctor) constraints(_ context.Context, s *state) ([]Finding, error) {
 	_, err := d.Client.RESTMapper().RESTMapping(schema.GroupKind{Group: "security.openshift.io", Kind: "SecurityContextConstraints"})
 	switch {
@@ -55,8 +55,8 @@ func locks(p *evenkeel.NetworkProfile) bool {
 // enforceKey is the label of Pod Security Admission.
 const enforceKey = "pod-security.kubernetes.io/enforce"
 
-// podSecurity says where Pod Security Admission limits pods, and whether that is too little for a profile. What the API server enforces
-// elsewhere by its own configuration is not in the API.
+// podSecurity reports where Pod Security Admission limits pods, and whether that is too little for a profile. What the
+// API server enforces elsewhere by its own configuration is not in the API.
 func (d *Doctor) podSecurity(ctx context.Context, s *state) ([]Finding, error) {
 	levels := map[string][]string{}
 	var limited []metav1.ObjectMeta
@@ -104,7 +104,7 @@ func (d *Doctor) podSecurity(ctx context.Context, s *state) ([]Finding, error) {
 			}
 		}
 		if len(refusing) > 0 {
-			all = append(all, Finding{"security", status, fmt.Sprintf("%s may use profile %s, and refuse pods with its capability IPC_LOCK: %s", counted(len(refusing), "namespace"), p.Name, text.List(sorted(refusing), maxNamed)),
+			all = append(all, Finding{"security", status, fmt.Sprintf("%s may use profile %s, but Pod Security rejects its capability IPC_LOCK there: %s", counted(len(refusing), "namespace"), p.Name, text.List(sorted(refusing), maxNamed)),
 				"raise the memory limit of the container runtime and set memoryLock: RuntimeDefault (docs/rdma.md)"})
 		}
 	}
