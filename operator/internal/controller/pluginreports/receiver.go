@@ -42,9 +42,9 @@ const (
 	// maxRefused of them.
 	refusedFor = 5 * time.Second
 	maxRefused = 4096
-	// suspectsInterval bounds how often suspects of one pod are written, whatever it says.
+	// suspectsInterval bounds how often suspects of one pod are written, whatever it reports.
 	suspectsInterval = 10 * time.Second
-	// complaintInterval is how often the log says that a report was refused.
+	// complaintInterval is the minimum time between log lines about refused reports.
 	complaintInterval = time.Minute
 )
 
@@ -70,26 +70,27 @@ type Receiver struct {
 	written map[types.UID]time.Time // when suspects that the pod named were last written
 }
 
-// A sender is who says that it is a pod. Anybody may say so: what comes from another address does not keep the pod from
+// A sender claims to be a pod. Anybody may claim that, so reports from another address do not keep the pod from
 // reporting.
 type sender struct {
 	pod  types.UID
 	from netip.Addr
 }
 
-// A subject is what the reports of a sender are about: an annotation of a pod.
+// A subject is the annotation of a pod that a sender's reports are about.
 type subject struct {
 	sender
 	annotation string
 }
 
-// A report is what is to be written, and where it came from.
+// A report is a value to write, and the address that it came from.
 type report struct {
 	pod        *metav1.PartialObjectMetadata
 	annotation string
 	// value of the annotation, or empty to remove it.
 	value string
-	// outcome of the plugin's start; empty: the report is about something else, and the process waits for no answer.
+	// outcome of the plugin's start. If it is empty, the report is about something else, and the process waits for no
+	// answer.
 	outcome pluginstatus.Outcome
 	from    netip.AddrPort
 }
@@ -169,7 +170,8 @@ func (r *Receiver) Start(ctx context.Context) error {
 	}
 }
 
-// receive queues a report. It returns true where the pod says so already, so that the answer needs no request.
+// receive queues a report. It returns true if the pod's annotation already holds it, so that the answer needs no
+// request.
 func (r *Receiver) receive(ctx context.Context, datagram []byte, from netip.AddrPort) bool {
 	if suspects.IsReport(datagram) {
 		r.receiveSuspects(ctx, datagram, from)
@@ -214,7 +216,7 @@ func (r *Receiver) receiveSuspects(ctx context.Context, datagram []byte, from ne
 	}
 }
 
-// reporter returns the pod with that UID, and what it reported before; nil: no pod is known that may report.
+// reporter returns the pod with that UID and its earlier report, or nil if no such pod may report.
 func (r *Receiver) reporter(ctx context.Context, uid string) (*metav1.PartialObjectMetadata, pluginstatus.Status) {
 	pod := podMetadata()
 	if name, known := r.names.of(types.UID(uid)); !known || r.pods.Get(ctx, name, pod) != nil || string(pod.UID) != uid {
@@ -227,7 +229,7 @@ func (r *Receiver) reporter(ctx context.Context, uid string) (*metav1.PartialObj
 	return pod, before
 }
 
-// enqueue queues the report, unless one like it waits. What is dropped is sent again.
+// enqueue queues the report, unless an equal one waits. The process repeats dropped reports.
 func (r *Receiver) enqueue(next report) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -299,7 +301,7 @@ func (r *Receiver) writeNext(ctx context.Context, next report) (recorded bool) {
 }
 
 // record writes the report on the pod, provided that the report came from the pod's address. The API server
-// tests that, so the pod need not be read. Refused is true where the pod has another address.
+// tests that, so the pod need not be read. Refused is true if the pod has another address.
 func (r *Receiver) record(ctx context.Context, next report) (recorded, refused bool) {
 	address := next.sender().from.String()
 	type step struct {

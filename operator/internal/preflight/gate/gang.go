@@ -12,13 +12,14 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/accelerator"
 )
 
-// gang is the pods of a job for which nodes need room: those with accelerators, or all if none has any.
+// gang is the pods of a job that need room on nodes: the pods with accelerators, or all if none has any.
 type gang struct {
 	count int
-	// specs has one pod of each shape, and shapes says which shapes there are.
+	// specs holds one pod of each shape, and shapes is the set of shapes.
 	specs  []*corev1.PodSpec
 	shapes string
-	// kinds are the accelerators that one pod requests, each combination once; none: it gets some by a ResourceClaim.
+	// kinds are the accelerators that one pod requests, each combination once. It is empty if ResourceClaims provide
+	// them.
 	kinds []map[corev1.ResourceName]int64
 }
 
@@ -66,8 +67,8 @@ func newGang(job Job) gang {
 	return g
 }
 
-// shapeOf is what decides which nodes a pod may run on, and what it takes of them. Pods of one template differ in the rest, such as
-// their names and volumes.
+// shapeOf returns the fields that decide which nodes a pod may run on, and what it takes of them. Pods of one template
+// differ in the rest, such as their names and volumes.
 func shapeOf(spec *corev1.PodSpec, requests corev1.ResourceList, claims bool) string {
 	shape := struct {
 		Node        string
@@ -97,8 +98,9 @@ func accelerators(requests corev1.ResourceList) map[corev1.ResourceName]int64 {
 	return counts
 }
 
-// room is how many of the pods fit on the node beside what is used of it. Of pods without accelerators it is one. So it is of those
-// that have a ResourceClaim instead of a request, on a node with accelerators that nobody uses: what is claimed is written elsewhere.
+// room returns how many of the pods fit on the node beside the pods there. It is one for pods without accelerators. It
+// is also one for pods with a ResourceClaim instead of a request, on a node with unused accelerators: the pod does not
+// tell what it claims.
 func (g gang) room(node *corev1.Node, use NodeUse, hasAccelerators func(*corev1.Node) bool) int {
 	if len(g.kinds) == 0 {
 		return 1

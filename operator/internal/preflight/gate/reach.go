@@ -11,15 +11,15 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/preflight/health"
 )
 
-// maxReaches is the number of reaches that a Snapshot keeps. When there are more, all are forgotten, and found again.
+// maxReaches is the number of reaches that a Snapshot keeps. Beyond that, all are dropped, and computed again.
 const maxReaches = 64
 
 // A reach is the nodes that jobs with pods of the same shapes may run on, by their health. Names are sorted. It is
-// found once for all such jobs: a pass over thousands of them looks at each node once.
+// computed once for all such jobs, so that a pass over thousands of them reads each node once.
 type reach struct {
 	// policy is the first of the policies of these nodes: the one with the highest priority, and then by name.
 	policy *evenkeel.NetworkCheckPolicy
-	// nowhere is set if no node is there that such a job may run on, of whatever policy.
+	// nowhere is set if such a job can run on no node, under any policy.
 	nowhere            bool
 	healthy, unhealthy []string
 	// unlabeled are unhealthy nodes without the label by which pods avoid them.
@@ -28,8 +28,8 @@ type reach struct {
 	// checks for jobs test already come first. Nodes of other checks, which take longer, come last.
 	unproven []string
 	inUse    int
-	// assigned are unproven nodes that were assigned to the job, assignedUnhealthy such that failed, and gone the host
-	// names of those that do not exist any more.
+	// assigned are unproven nodes that were assigned to the job, and assignedUnhealthy assigned nodes that failed. gone
+	// are the host names of assigned nodes that no longer exist.
 	assigned, assignedUnhealthy, gone []string
 
 	// spots are the healthy nodes and the unproven ones. Proven is the room on the healthy ones, and free the number of
@@ -37,16 +37,16 @@ type reach struct {
 	spots  map[string]*spot
 	proven int
 	free   int
-	// claimed is the number of unproven nodes that have room, all of which jobs that were decided about before will take.
+	// claimed is the number of unproven nodes whose whole room jobs with earlier decisions will take.
 	claimed int
-	// stuck is what was found for jobs for which no node can be proven now.
+	// stuck is the result for jobs for which no node can be proven now.
 	stuck map[stuckKey]proving
 	// claims is how many of the Snapshot's claims this accounts for. Before the two places, no node has room.
 	claims                      int
 	firstHealthy, firstUnproven int
 }
 
-// A spot is the room on a node beside what is used of it and claimed.
+// A spot is the room on a node that is neither used nor claimed.
 type spot struct {
 	room   int
 	health spotHealth
@@ -60,7 +60,7 @@ const (
 	spotAssigned
 )
 
-// A claim is room on a node that a job which was decided about will take.
+// A claim is room on a node that a job with an earlier decision will take.
 type claim struct {
 	node string
 	pods int
@@ -136,7 +136,7 @@ func (w *Snapshot) addGone(r *reach, job Job) {
 
 func hostName(node *corev1.Node) string { return cmp.Or(node.Labels[corev1.LabelHostname], node.Name) }
 
-// newReach looks at all nodes.
+// newReach computes a reach from all nodes.
 func (w *Snapshot) newReach(job Job, g gang) *reach {
 	r := &reach{spots: map[string]*spot{}, stuck: map[stuckKey]proving{}, claims: len(w.claims)}
 	fits := nodeFilter(g.specs, w.hasAccelerators)

@@ -3,9 +3,9 @@
 // restarted controller continues where it was. There is no clock, and no randomness but the seed.
 //
 // Round 1 tests all nodes in pairs, with one group of three if their number is odd. A node that passes in any run is
-// proven. The others, suspects, are tested again with proven partners. While no node is proven, nodes are paired again
-// by the circle method, in which every two nodes meet once. A node fails after bad runs with two partners, at least one
-// of them proven. So one bad pair, or one bad link, never fails a node.
+// proven. The others are suspects, and are tested again with proven partners. While no node is proven, nodes are paired
+// again by the circle method, in which every two nodes meet once. A node fails after bad runs with two partners, at
+// least one of them proven. So one bad pair, or one bad link, never fails a node.
 //
 // A verdict needs a comparison. A run is compared with a configured minimum, or with the median of the first round that
 // has two runs of the pool, or with the pool's usual bandwidth. A run that can be compared with nothing proves no node,
@@ -38,11 +38,11 @@ const (
 	ReasonFabricSuspect Reason = "FabricSuspect"
 	// ReasonInfrastructure: all runs of the node were inconclusive.
 	ReasonInfrastructure Reason = "InfrastructureFault"
-	// ReasonInUse: somebody else began to use the node.
+	// ReasonInUse: another pod began to use the node.
 	ReasonInUse Reason = "NodeInUse"
 	// ReasonUnconfirmed: runs were bad, and no conclusive run confirmed it.
 	ReasonUnconfirmed Reason = "Unconfirmed"
-	// ReasonNothingToCompare: the node's runs were as they should be, but nothing says how fast they should be.
+	// ReasonNothingToCompare: the node's runs were as they should be, but there is no measure of how fast they should be.
 	ReasonNothingToCompare Reason = "NothingToCompare"
 	// ReasonNoPartner: the pool has no other node.
 	ReasonNoPartner Reason = "NoPartner"
@@ -88,14 +88,14 @@ type Run struct {
 	LatencyUS float64
 	// Networks carried a Measured or Broken run. Empty if unknown.
 	Networks []string
-	// InUse are the run's nodes that another pod used meanwhile. The run says nothing about any node then, and these are
-	// tested no more.
+	// InUse are the run's nodes that another pod used meanwhile. Such a run counts for no node, and these nodes are
+	// not tested again.
 	InUse []string
 	// Detail is text for people: the fault, or the end of the log.
 	Detail string
 }
 
-// Thresholds say what is too slow, GB/s. The first that is known counts: MinBusBW, the pool's own in PoolMinBusBW, the
+// Thresholds define what is too slow, GB/s. The first known one counts: MinBusBW, the pool's own in PoolMinBusBW, the
 // median of the pool's runs, the pool's usual bandwidth.
 type Thresholds struct {
 	MinBusBW     float64
@@ -106,7 +106,7 @@ type Thresholds struct {
 	// five runs and a wider spread, three standard deviations (by the median absolute deviation) are allowed. Less than
 	// half of the median never passes.
 	//
-	// A median cannot find a fabric of which half or more is slow alike. The other thresholds can.
+	// A median cannot detect a fabric in which half or more of the nodes are equally slow. The other thresholds can.
 	MinPercentOfMedian float64
 }
 
@@ -136,7 +136,7 @@ type Group struct {
 type Round struct {
 	// Number counts from 1.
 	Number int
-	// Groups are those without a recorded run. Total counts all groups of the round.
+	// Groups are the groups without a recorded run. Total counts all groups of the round.
 	Groups []Group
 	Total  int
 }
@@ -169,7 +169,7 @@ type Fabric struct {
 
 // Limit is the threshold of a pool.
 type Limit struct {
-	// MinBusBW is the minimum that passes, GB/s; 0: nothing to compare with, any speed passes.
+	// MinBusBW is the minimum that passes, GB/s. If it is 0, there is nothing to compare with, and any speed passes.
 	MinBusBW float64
 	// Median and MAD (median absolute deviation) are over the runs that the limit was computed from, GB/s; 0 if the limit
 	// was configured.

@@ -7,7 +7,8 @@ import (
 	"slices"
 )
 
-// maxFaults is the number of faults after which an unproven node is tested no more: its runs cost other nodes time too.
+// maxFaults is the number of faults after which an unproven node is not tested again, since its runs cost other nodes
+// time too.
 const maxFaults = 2
 
 // state is derived from the complete rounds.
@@ -16,7 +17,7 @@ type state struct {
 	nodes   []*node
 	byName  map[string]*node
 	fabrics []*fabric
-	// class has an entry for each of Check.Runs; classNone for runs of no complete round.
+	// class holds the class of each of Check.Runs, or classNone if its round is not complete.
 	class   []class
 	limits  limits
 	pending *Round
@@ -29,7 +30,7 @@ type node struct {
 	proven, failed bool
 	// hadBadRun is set after a bad run of the node.
 	hadBadRun bool
-	// inUse is set when somebody else began to use the node: it is tested no more.
+	// inUse is set when another pod began to use the node, which is then not tested again.
 	inUse  bool
 	faults int
 }
@@ -45,15 +46,15 @@ type fabric struct {
 	runs, bad, fallbacks, faults int
 	// Numbers of nodes.
 	proven, failed, nodesWithBadRuns int
-	// uncompared is set after a run that could be compared with nothing, until others can be.
+	// uncompared is set after a run without anything to compare it with, until there is something.
 	uncompared bool
 	// circle is the next round of the circle method.
 	circle int
 	done   bool
 }
 
-// blamed reports whether the fabric is the cause: of the nodes with a verdict more than half failed; or no run passed,
-// most nodes had bad runs, and bad runs outnumber faults.
+// blamed reports whether the fabric is the cause. It is if more than half of the nodes with a verdict failed, or if no
+// run passed, most nodes had bad runs, and bad runs outnumber faults.
 func (f *fabric) blamed() bool {
 	if f.proven > 0 {
 		return f.done && 2*f.failed > f.failed+f.proven
@@ -343,7 +344,7 @@ func (s *state) allProven(names []string) bool {
 	return !slices.ContainsFunc(names, func(name string) bool { return !s.byName[name].proven })
 }
 
-// plan returns the fabric's groups of a round; none when it is done.
+// plan returns the fabric's groups of a round, or none when the fabric is done.
 func (f *fabric) plan(s *state, number int) [][]*node {
 	var groups [][]*node
 	switch {
