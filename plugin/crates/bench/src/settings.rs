@@ -1,11 +1,12 @@
-//! `evenkeel-bench settings`: the plugin's settings, from the table that the plugin itself reads them by.
+//! `evenkeel-bench settings`: the plugin's settings, from the table that the plugin itself reads
+//! them by.
 
 use std::fmt::Write as _;
 
 use clap::Args;
 use evenkeel_transport::Settings;
 use evenkeel_transport::settings::SETTINGS;
-use evenkeel_transport::settings::table::Variable;
+use evenkeel_transport::settings::table::{Audience, Variable};
 
 use crate::error::Result;
 use crate::output;
@@ -68,6 +69,29 @@ fn plain(value: impl Fn(&str) -> Option<String>) -> String {
     text
 }
 
+/// The sections of the page: heading, introduction, and which variables they hold.
+type Section = (&'static str, &'static str, fn(&Variable) -> bool);
+
+const SECTIONS: [Section; 4] = [
+    ("Your settings", "", |it| it.audience == Audience::User && !is_of_nccl(it)),
+    ("Variables of NCCL", "Evenkeel obeys these as NCCL's own networks do.\n\n", is_of_nccl),
+    (
+        "Internal",
+        "The operator writes these into pods, and `evenkeel-run` writes `EVENKEEL_STATUS_DIR`. They are
+not an interface; their names and values may change with any version.\n\n",
+        |it| it.audience == Audience::Internal,
+    ),
+    (
+        "Debugging",
+        "The defaults suit every job. Use these to compare transports and to look for a fault.\n\n",
+        |it| it.audience == Audience::Debug,
+    ),
+];
+
+fn is_of_nccl(variable: &Variable) -> bool {
+    variable.name.starts_with("NCCL_")
+}
+
 fn markdown() -> String {
     let mut text = "\
 # Settings of the plugin
@@ -75,23 +99,26 @@ fn markdown() -> String {
 These are environment variables of the training process. `spec.environment` of a NetworkProfile sets
 them for its jobs; a container's own value wins. On a value that is not accepted, the plugin logs a
 warning and refuses to start. `evenkeel-bench settings --check` reports such values beforehand.
-
-| Variable | Meaning | Accepted values | Default |
-|---|---|---|---|
 "
     .to_owned();
-    for setting in variables() {
-        let default = if setting.default.is_empty() { "unset" } else { setting.default };
-        let cell = |text: &str| text.replace('|', "\\|");
+    for (heading, introduction, belongs) in SECTIONS {
         // Writing to a String cannot fail.
-        let _ = writeln!(
+        let _ = write!(
             text,
-            "| `{}` | {} | {} | {} |",
-            setting.name,
-            cell(setting.meaning),
-            cell(setting.accepts),
-            cell(default)
+            "\n## {heading}\n\n{introduction}| Variable | Meaning | Accepted values | Default |\n|---|---|---|---|\n"
         );
+        for setting in variables().filter(|it| belongs(it)) {
+            let default = if setting.default.is_empty() { "unset" } else { setting.default };
+            let cell = |text: &str| text.replace('|', "\\|");
+            let _ = writeln!(
+                text,
+                "| `{}` | {} | {} | {} |",
+                setting.name,
+                cell(setting.meaning),
+                cell(setting.accepts),
+                cell(default)
+            );
+        }
     }
     text
 }
@@ -108,6 +135,17 @@ mod tests {
             written == markdown(),
             "docs/settings.md is old: cargo run -p evenkeel-bench -- settings --markdown > docs/settings.md"
         );
+    }
+
+    #[test]
+    fn each_setting_is_in_one_section_and_few_are_for_users() {
+        for variable in variables() {
+            let sections = SECTIONS.iter().filter(|(_, _, belongs)| belongs(&variable)).count();
+            assert_eq!(sections, 1, "{}", variable.name);
+        }
+        let (_, _, is_for_users) = SECTIONS[0];
+        let count = variables().filter(is_for_users).count();
+        assert!(count <= 20, "{count} settings are for users");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use evenkeel_transport::settings::table::{
-    self, Setting, SettingsError, Variable, ranged, seconds,
+    self, Audience, Setting, SettingsError, Variable, ranged, seconds,
 };
 
 /// The values of all settings.
@@ -27,9 +27,12 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_REDUCTION_SERVERS",
-            meaning: "reduction servers that sum all-reduces, through NCCL's CollNet (NCCL_COLLNET_ENABLE=1); the same on all ranks, or one list for the ranks of each leaf of a tree",
+            meaning: "reduction servers that sum all-reduces, through NCCL's CollNet \
+                (NCCL_COLLNET_ENABLE=1); the same on all ranks, or one list for the ranks of each \
+                leaf of a tree",
             accepts: "host:port,host:port,... with names or addresses, at most 64",
             default: "",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.servers = if value.is_empty() { Vec::new() } else { parse_servers(value)? };
@@ -39,9 +42,11 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_REDUCTION_SPLIT",
-            meaning: "maximum number of reduction servers that an operation is split over, which then take turns; the same on all ranks",
+            meaning: "maximum number of reduction servers that an operation is split over, which \
+                then take turns; the same on all ranks",
             accepts: "1 to 64",
             default: "64",
+            audience: Audience::Debug,
         },
         apply: |settings, value| {
             settings.split = ranged(value, 1, 64)? as usize;
@@ -51,9 +56,11 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_REDUCTION_TIMEOUT",
-            meaning: "how long a rank waits to join its reduction servers (3 s for one at whose address nobody listens), and how long one may not respond later",
+            meaning: "how long a rank waits to join its reduction servers (3 s for one at whose \
+                address nobody listens), and how long one may not respond later",
             accepts: "seconds from 1 to 3600",
             default: "30",
+            audience: Audience::Debug,
         },
         apply: |settings, value| {
             settings.timeout = seconds(value)?;
@@ -63,9 +70,12 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_REDUCTION_TIMELINE",
-            meaning: "file to which the times of each piece are appended, when it was sent to a reduction server and when its result was received, one line each; the process id is added to the file's name",
+            meaning: "file to which the times of each piece are appended, when it was sent to a \
+                reduction server and when its result was received, one line each; the process id \
+                is added to the file's name",
             accepts: "a path",
             default: "",
+            audience: Audience::Debug,
         },
         apply: |settings, value| {
             settings.timeline = (!value.is_empty()).then(|| value.to_owned());
@@ -78,6 +88,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
             meaning: "name of the job in the metrics and log lines of reduction servers",
             accepts: "up to 63 letters, digits, dashes, dots, underscores and slashes",
             default: "",
+            audience: Audience::Internal,
         },
         apply: |settings, value| {
             let is_valid = |c: char| c.is_ascii_alphanumeric() || "-._/".contains(c);

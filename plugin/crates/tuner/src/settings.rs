@@ -1,6 +1,8 @@
 //! The tuner's settings.
 
-use evenkeel_transport::settings::table::{self, Setting, SettingsError, Variable, ranged};
+use evenkeel_transport::settings::table::{
+    self, Audience, Setting, SettingsError, Variable, ranged,
+};
 
 use crate::cost::{Network, Servers};
 
@@ -27,9 +29,12 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_TUNER",
-            meaning: "whether the plugin replaces NCCL's choice of algorithm and protocol where measurements of the network say that another is faster (NCCL 2.21 and later); it needs EVENKEEL_TUNER_BANDWIDTH and EVENKEEL_TUNER_LATENCY; the same on all ranks",
+            meaning: "whether the plugin replaces NCCL's choice of algorithm and protocol where \
+                measurements of the network say that another is faster (NCCL 2.21 and later); it \
+                needs EVENKEEL_TUNER_BANDWIDTH and EVENKEEL_TUNER_LATENCY; the same on all ranks",
             accepts: "1 or on, 0 or off",
             default: "1",
+            audience: Audience::Debug,
         },
         apply: |settings, value| {
             settings.on = match value {
@@ -43,9 +48,11 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_TUNER_BANDWIDTH",
-            meaning: "measured bandwidth of a node, all its devices together, in each direction; without it NCCL chooses alone; the same on all ranks",
+            meaning: "measured bandwidth of a node, all its devices together, in each direction; \
+                without it NCCL chooses alone; the same on all ranks",
             accepts: "Mb/s, a whole number from 1 to 10000000, such as 9400",
             default: "",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.bandwidth = optional(value, 10_000_000)?;
@@ -55,9 +62,11 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_TUNER_LATENCY",
-            meaning: "measured time of a small message from one node to another, half a round trip; without it NCCL chooses alone; the same on all ranks",
+            meaning: "measured time of a small message from one node to another, half a round \
+                trip; without it NCCL chooses alone; the same on all ranks",
             accepts: "microseconds, a whole number from 1 to 1000000, such as 30",
             default: "",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.latency = optional(value, 1_000_000)?;
@@ -67,9 +76,12 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_TUNER_SERVER_BANDWIDTH",
-            meaning: "bandwidth at which each reduction server receives, sums and sends; by default that of a node; the same on all ranks, as is the number of servers in their lists",
+            meaning: "bandwidth at which each reduction server receives, sums and sends; by \
+                default that of a node; the same on all ranks, as is the number of servers in \
+                their lists",
             accepts: "Mb/s, a whole number from 1 to 10000000, such as 9400",
             default: "",
+            audience: Audience::Debug,
         },
         apply: |settings, value| {
             settings.server_bandwidth = optional(value, 10_000_000)?;
@@ -97,7 +109,8 @@ impl Settings {
         Ok(settings)
     }
 
-    /// The network of a communicator whose jobs has this number of reduction servers, or why NCCL chooses alone.
+    /// The network of a communicator whose jobs has this number of reduction servers, or why NCCL
+    /// chooses alone.
     ///
     /// # Errors
     /// One line for the log.

@@ -1,7 +1,7 @@
 //! Listens for connections.
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{Handle, Nonce};
 
@@ -15,8 +15,12 @@ use crate::runtime::reactor::Runtime;
 use crate::sync::lock;
 use crate::sys;
 
-/// Listens for peers that have its handle. Dropping it closes it, with all connections that are not accepted. Accepted
-/// connections continue, and their peers can still replace flows.
+/// How long a listener waits for the peer that has its handle: a rank may be busy for minutes
+/// before it dials.
+const ACCEPT_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Listens for peers that have its handle. Dropping it closes it, with all connections that are not
+/// accepted. Accepted connections continue, and their peers can still replace flows.
 pub struct Listener {
     pub(super) acceptor: Arc<Acceptor>,
     guard: AcceptorGuard,
@@ -31,8 +35,8 @@ pub struct Listener {
 pub(crate) enum ListenMode {
     /// On the device, for peers that have the handle. Times out.
     Private,
-    /// At an address that peers know, without a timeout. The owner is notified of connections. A connection belongs to the
-    /// device whose address it arrived at.
+    /// At an address that peers know, without a timeout. The owner is notified of connections. A
+    /// connection belongs to the device whose address it arrived at.
     Public(SocketAddr, Nonce, Arc<dyn Notify>),
 }
 
@@ -100,7 +104,8 @@ impl Listener {
     /// The next connection; `None` while there is none. Never blocks.
     ///
     /// # Errors
-    /// [`ErrorKind::Remote`] when no peer has connected within the accept timeout, which the first poll starts.
+    /// [`ErrorKind::Remote`] when no peer has connected within the accept timeout, which the first
+    /// poll starts.
     pub fn poll_accept(&self) -> Result<Option<RecvConnection>, Error> {
         let mut state = lock(&self.acceptor.state);
         if let Some(receiver) = state.ready.pop_front() {
@@ -114,8 +119,7 @@ impl Listener {
             return Ok(None);
         }
         let context = &self.acceptor.context;
-        let timeout = context.settings.accept_timeout;
-        let deadline = self.deadline.get_or_init(|| Instant::now() + timeout);
+        let deadline = self.deadline.get_or_init(|| Instant::now() + ACCEPT_TIMEOUT);
         if Instant::now() < *deadline {
             return Ok(None);
         }
@@ -125,7 +129,7 @@ impl Listener {
                 "no peer connected to {:?}, port {}, within {} s ({} incomplete connections, {} unauthenticated connections dropped) {}",
                 self.handle.addresses,
                 self.handle.port,
-                timeout.as_secs(),
+                ACCEPT_TIMEOUT.as_secs(),
                 state.partial.len(),
                 self.acceptor.listening.dropped(),
                 context.label,
@@ -227,7 +231,8 @@ mod tests {
         assert!(error.contains(&format!("EVENKEEL_PORTS={port}-{port}")), "{error}");
     }
 
-    /// A flow in place of a lost one, of a connection that has ended here. It must not wait for others.
+    /// A flow in place of a lost one, of a connection that has ended here. It must not wait for
+    /// others.
     #[test]
     fn flow_of_a_forgotten_connection_is_refused_and_leaves_nothing() {
         let transport = transport();
@@ -250,7 +255,8 @@ mod tests {
         assert!(lock(&listener.acceptor.state).partial.is_empty());
     }
 
-    /// More peers connect than can be unauthenticated at a time, before the first handshake. All of them get an answer.
+    /// More peers connect than can be unauthenticated at a time, before the first handshake. All of
+    /// them get an answer.
     #[test]
     fn burst_of_peers_is_answered_completely() {
         const PEERS: u16 = 600;

@@ -24,7 +24,7 @@ use name_filter::NameFilter;
 use nccl::Unused;
 use parse::{addresses, key_in, ports, ranged_or_none};
 use rails::Rails;
-use table::{ENCRYPTION, JOB_KEY, Setting, SettingsError, Variable, ranged, seconds};
+use table::{Audience, ENCRYPTION, JOB_KEY, Setting, SettingsError, Variable, ranged, seconds};
 
 /// Minimum bytes of a static share, as in NCCL's socket transport.
 const MIN_SHARE: u64 = 64 << 10;
@@ -69,7 +69,6 @@ pub struct Settings {
     pub(crate) retransmit_buffer_bytes: usize,
     pub(crate) workers: usize,
     pub(crate) connect_timeout: Duration,
-    pub(crate) accept_timeout: Duration,
     pub(crate) handshake_timeout: Duration,
     pub(crate) peer_timeout: Duration,
     pub(crate) recovery_timeout: Duration,
@@ -111,8 +110,8 @@ pub struct Settings {
     pub(crate) node: Option<String>,
 }
 
-/// Minimum bytes of the retransmit buffer, unless it is limited otherwise. More than a receiver leaves unacknowledged, so
-/// that room becomes free by itself.
+/// Minimum bytes of the retransmit buffer, unless it is limited otherwise. More than a receiver
+/// leaves unacknowledged, so that room becomes free by itself.
 const MIN_RETRANSMIT_BUFFER: usize = 1 << 20;
 
 /// All settings.
@@ -120,9 +119,11 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_TRANSPORT",
-            meaning: "transport of messages; auto: RDMA between peers with RDMA ports that reach each other, else TCP; tcp or rdma: only that transport, or an error",
+            meaning: "transport of messages; auto: RDMA between peers with RDMA ports that reach \
+                each other, else TCP; tcp or rdma: only that transport, or an error",
             accepts: "auto, tcp or rdma",
             default: "auto",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.transport_mode = match value {
@@ -137,9 +138,13 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_QUEUE_PAIRS",
-            meaning: "maximum number of RDMA queue pairs of one connection for each pair of its ports, and at most 8 in all, which share its messages and take over from each other when one fails; others than the first are opened when those before are full; set on the sending side",
+            meaning: "maximum number of RDMA queue pairs of one connection for each pair of its \
+                ports, and at most 8 in all, which share its messages and take over from each \
+                other when one fails; others than the first are opened when those before are full; \
+                set on the sending side",
             accepts: "a whole number from 1 to 8",
             default: "2",
+            audience: Audience::Debug,
         },
         apply: |settings, value| {
             settings.queue_pairs = ranged(value, 1, MAX_QUEUE_PAIRS as u64)? as u16;
@@ -149,9 +154,11 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "NCCL_IB_DISABLE",
-            meaning: "whether to do without RDMA, as NCCL then does, where EVENKEEL_TRANSPORT is auto",
+            meaning: "whether to do without RDMA, as NCCL then does, where EVENKEEL_TRANSPORT is \
+                auto",
             accepts: "0, or another whole number to do without",
             default: "0",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             let is_disabled = value.parse::<i64>().ok()? != 0;
@@ -167,9 +174,11 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "NCCL_IB_HCA",
-            meaning: "RDMA ports to use, in the format of NCCL: prefixes of device names, each with one port or with all; = matches whole names, ^ excludes",
+            meaning: "RDMA ports to use, in the format of NCCL: prefixes of device names, each \
+                with one port or with all; = matches whole names, ^ excludes",
             accepts: "[^][=]name[:port],name[:port],...",
             default: "",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             value.clone_into(&mut settings.rdma_ports);
@@ -179,9 +188,11 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "NCCL_IB_GID_INDEX",
-            meaning: "index of the GID of an RDMA port; by default the RoCE v2 GID of an address of this host; over InfiniBand the one with a FLID, if there is one",
+            meaning: "index of the GID of an RDMA port; by default the RoCE v2 GID of an address \
+                of this host; over InfiniBand the one with a FLID, if there is one",
             accepts: "a whole number from 0 to 255, or -1",
             default: "",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.gid_index = ranged_or_none(value, 255)?;
@@ -191,9 +202,11 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "NCCL_IB_TC",
-            meaning: "traffic class of RDMA packets over Ethernet; by default the communicator's (trafficClass of ncclConfig_t), else 0; set on the sending side",
+            meaning: "traffic class of RDMA packets over Ethernet; by default the communicator's \
+                (trafficClass of ncclConfig_t), else 0; set on the sending side",
             accepts: "a whole number from 0 to 255, or -1",
             default: "",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.traffic_class = ranged_or_none(value, 255)?;
@@ -203,9 +216,11 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "NCCL_IB_SL",
-            meaning: "service level of RDMA packets; by default the communicator's traffic class over InfiniBand, if it is a valid level, else 0; set on the sending side",
+            meaning: "service level of RDMA packets; by default the communicator's traffic class \
+                over InfiniBand, if it is a valid level, else 0; set on the sending side",
             accepts: "a whole number from 0 to 15, or -1",
             default: "",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.service_level = ranged_or_none(value, PacketMarking::MAX_SERVICE_LEVEL)?;
@@ -218,6 +233,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
             meaning: "index of the partition key in the table of an RDMA port",
             accepts: "a whole number from 0 to 65535",
             default: "0",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.pkey_index = ranged(value, 0, u16::MAX.into())? as u16;
@@ -227,9 +243,11 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_FLOWS",
-            meaning: "TCP connections (flows) with which a connection begins, and which share its messages; set on the sending side. One for point-to-point messages with more than 16 peers at a time, from NCCL 2.28 on. Where more carry more, the connection keeps up to four times as many and at most 16, and the process at most 48 more than are set; not where EVENKEEL_REPATH is off, and with auto not in connections to reduction servers and of the collectives",
+            meaning: "TCP connections (flows) that a connection begins with; it adds more where \
+                they help, up to four times as many and at most 16; set on the sending side",
             accepts: "a whole number from 1 to 64",
             default: "4",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.flows = ranged(value, 1, MAX_FLOWS as u64)? as u16;
@@ -239,9 +257,11 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_CHUNK_BYTES",
-            meaning: "maximum bytes of a chunk, which is what a flow takes at once; slow flows take less",
+            meaning: "maximum bytes of a chunk, which is what a flow takes at once; slow flows \
+                take less",
             accepts: "a multiple of 128 from 4096 to 16777216",
             default: "524288",
+            audience: Audience::Debug,
         },
         apply: |settings, value| {
             settings.chunk_bytes = ranged(value, 4096, MAX_CHUNK_BYTES)?;
@@ -251,9 +271,11 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_INLINE_BYTES",
-            meaning: "maximum bytes of a message that the calling thread writes and reads itself when a flow is free",
+            meaning: "maximum bytes of a message that the calling thread writes and reads itself \
+                when a flow is free",
             accepts: "a whole number of bytes from 0 to 1048576",
             default: "16384",
+            audience: Audience::Debug,
         },
         apply: |settings, value| {
             settings.inline_bytes = ranged(value, 0, 1 << 20)?;
@@ -266,9 +288,11 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_WORKERS",
-            meaning: "worker threads for all connections of the process; auto is one per 4 cores, 1 to 4",
+            meaning: "worker threads for all connections of the process; auto is one per 4 cores, \
+                1 to 4",
             accepts: "auto or a whole number from 1 to 16",
             default: "auto",
+            audience: Audience::Debug,
         },
         apply: |settings, value| {
             settings.workers = if value == "auto" {
@@ -286,21 +310,10 @@ pub const SETTINGS: &[Setting<Settings>] = &[
             meaning: "timeout for connecting to a listener",
             accepts: "seconds from 1 to 3600",
             default: "30",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.connect_timeout = seconds(value)?;
-            Some(())
-        },
-    },
-    Setting {
-        variable: Variable {
-            name: "EVENKEEL_ACCEPT_TIMEOUT",
-            meaning: "timeout for the peer that has a listener's handle to connect",
-            accepts: "seconds from 1 to 3600",
-            default: "600",
-        },
-        apply: |settings, value| {
-            settings.accept_timeout = seconds(value)?;
             Some(())
         },
     },
@@ -310,6 +323,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
             meaning: "timeout for the handshake of an incoming TCP connection",
             accepts: "seconds from 1 to 3600",
             default: "5",
+            audience: Audience::Debug,
         },
         apply: |settings, value| {
             settings.handshake_timeout = seconds(value)?;
@@ -319,9 +333,11 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_PEER_TIMEOUT",
-            meaning: "how long a peer's host may not answer before a flow counts as dead; a queue pair fails after an eighth of it, and is replaced",
+            meaning: "how long a peer's host may not answer before a flow counts as dead; a queue \
+                pair fails after an eighth of it, and is replaced",
             accepts: "seconds from 1 to 3600",
             default: "15",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.peer_timeout = seconds(value)?;
@@ -334,6 +350,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
             meaning: "how long a connection that has lost all its flows tries to open new ones",
             accepts: "seconds from 1 to 3600",
             default: "30",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.recovery_timeout = seconds(value)?;
@@ -343,9 +360,12 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_REPATH",
-            meaning: "whether a flow that stays slower than others is replaced by one on another path; auto: except in connections to reduction servers and of the collectives, which all go at the pace of the slowest rank",
+            meaning: "whether a flow that stays slower than others is replaced by one on another \
+                path; auto: except in connections to reduction servers and of the collectives, \
+                which all go at the pace of the slowest rank",
             accepts: "auto, on or off",
             default: "auto",
+            audience: Audience::Debug,
         },
         apply: |settings, value| {
             settings.repath = match value {
@@ -360,9 +380,12 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_SCHEDULE",
-            meaning: "pull: the next flow that can take bytes takes the next chunk; static: each message is split into equal shares for all flows, and paths stay as they are, for comparison with other transports",
+            meaning: "pull: the next flow that can take bytes takes the next chunk; static: each \
+                message is split into equal shares for all flows, and paths stay as they are, for \
+                comparison with other transports",
             accepts: "pull or static",
             default: "pull",
+            audience: Audience::Debug,
         },
         apply: |settings, value| {
             settings.schedule = match value {
@@ -376,9 +399,11 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_CHECKSUM",
-            meaning: "whether every chunk has a checksum (CRC-32C); a chunk that does not match is not delivered, and is sent again on another flow; the same on all ranks",
+            meaning: "whether every chunk has a checksum (CRC-32C); a chunk that does not match is \
+                not delivered, and is sent again on another flow; the same on all ranks",
             accepts: "1 or on, 0 or off",
             default: "0",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.checksum = match value {
@@ -395,6 +420,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
             meaning: "speed of every device, instead of what the system reports",
             accepts: "Mb/s, a whole number from 1 to 10000000, such as 25000",
             default: "",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.link_speed =
@@ -405,9 +431,11 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "NCCL_SOCKET_IFNAME",
-            meaning: "interfaces to use, in the format of NCCL: prefixes of names; = matches whole names, ^ excludes",
+            meaning: "interfaces to use, in the format of NCCL: prefixes of names; = matches whole \
+                names, ^ excludes",
             accepts: "[^][=]name,name,...",
             default: "",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             value.clone_into(&mut settings.interfaces);
@@ -420,6 +448,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
             meaning: "address family to use",
             accepts: "AF_INET or AF_INET6",
             default: "",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.family = match value {
@@ -434,9 +463,12 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_DEVICES",
-            meaning: "separate: each interface or RDMA port is a device for NCCL; joined: one device whose flows or queue pairs use all of them (at most 4), and which continues when one fails",
+            meaning: "separate: each interface or RDMA port is a device for NCCL; joined: one \
+                device whose flows or queue pairs use all of them (at most 4), and which continues \
+                when one fails",
             accepts: "separate or joined",
             default: "separate",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.joined = match value {
@@ -450,9 +482,14 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_BIND_TO_DEVICE",
-            meaning: "whether a flow, or the control connection of a device of several RDMA ports, leaves by its own interface where several are in the peer's subnet (SO_BINDTODEVICE, Linux 5.7 and later); without it, and for one that gets no answer that way, the kernel's route chooses; auto: unless this host drops what comes by another interface than its route (rp_filter=1)",
+            meaning: "whether a flow, or the control connection of a device of several RDMA ports, \
+                leaves by its own interface where several are in the peer's subnet \
+                (SO_BINDTODEVICE, Linux 5.7 and later); without it, and for one that gets no \
+                answer that way, the kernel's route chooses; auto: unless this host drops what \
+                comes by another interface than its route (rp_filter=1)",
             accepts: "auto, on or off",
             default: "auto",
+            audience: Audience::Debug,
         },
         apply: |settings, value| {
             settings.bind_to_device = match value {
@@ -467,9 +504,13 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_RAILS",
-            meaning: "rail of each device, and plane if rails have several, for NCCL 2.30 and later; NCCL joins devices of the same rail, and does not try those that cannot reach each other",
-            accepts: "NAME=RAIL or NAME=RAIL/PLANE, separated by commas, such as mlx5_0=0,mlx5_1=1; numbers from 0 to 32767",
+            meaning: "rail of each device, and plane if rails have several, for NCCL 2.30 and \
+                later; NCCL joins devices of the same rail, and does not try those that cannot \
+                reach each other",
+            accepts: "NAME=RAIL or NAME=RAIL/PLANE, separated by commas, such as \
+                mlx5_0=0,mlx5_1=1; numbers from 0 to 32767",
             default: "",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.rails = Rails::parse(value)?;
@@ -479,9 +520,11 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_PORTS",
-            meaning: "ports to listen on, for firewalls: each process takes the first free one; by default any free port",
+            meaning: "ports to listen on, for firewalls: each process takes the first free one; by \
+                default any free port",
             accepts: "FIRST-LAST, such as 29600-29699, or one port",
             default: "",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.ports = if value.is_empty() { None } else { Some(ports(value)?) };
@@ -494,6 +537,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
             meaning: "secret of the job; peers that do not have it are refused",
             accepts: "64 hexadecimal digits, the same on all ranks",
             default: "",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             if !value.is_empty() {
@@ -508,6 +552,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
             meaning: "file that holds the secret of the job, instead of EVENKEEL_JOB_KEY",
             accepts: "the path of a file with 64 hexadecimal digits",
             default: "",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             if !value.is_empty() {
@@ -520,9 +565,12 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: ENCRYPTION,
-            meaning: "required: every TCP connection is encrypted and authenticated with TLS 1.3 and the job key, and peers without it are refused; the same on all ranks (docs/encryption.md)",
+            meaning: "required: every TCP connection is encrypted and authenticated with TLS 1.3 \
+                and the job key, and peers without it are refused; the same on all ranks \
+                (docs/encryption.md)",
             accepts: "off, or required together with EVENKEEL_JOB_KEY_FILE or EVENKEEL_JOB_KEY",
             default: "off",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.require_encryption = match value {
@@ -536,9 +584,12 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_KTLS",
-            meaning: "whether the kernel encrypts and decrypts where encryption is required, so that a network card with TLS offload can do it; it needs the kernel's module tls on the host (docs/encryption.md)",
+            meaning: "whether the kernel encrypts and decrypts where encryption is required, so \
+                that a network card with TLS offload can do it; it needs the kernel's module tls \
+                on the host (docs/encryption.md)",
             accepts: "on or off",
             default: "off",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.kernel_tls = match value {
@@ -552,9 +603,12 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_RDMA_NETWORK",
-            meaning: "whether RDMA, which Evenkeel cannot encrypt, may carry messages where encryption is required; trusted: the network protects them itself, as with IPsec in the adapters",
+            meaning: "whether RDMA, which Evenkeel cannot encrypt, may carry messages where \
+                encryption is required; trusted: the network protects them itself, as with IPsec \
+                in the adapters",
             accepts: "untrusted or trusted",
             default: "untrusted",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.trust_rdma = match value {
@@ -568,9 +622,11 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_METRICS",
-            meaning: "address of the metrics for Prometheus, at /metrics; of a range of ports the first free one, so that all ranks of a host can have the same value",
+            meaning: "address of the metrics for Prometheus, at /metrics; of a range of ports the \
+                first free one, so that all ranks of a host can have the same value",
             accepts: "ADDRESS:PORT or ADDRESS:FIRST-LAST, such as 0.0.0.0:9600-9615",
             default: "",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.metrics = if value.is_empty() { Vec::new() } else { addresses(value)? };
@@ -580,9 +636,12 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_STATUS_DIR",
-            meaning: "folder for the files plugin.PROCESS, which each process writes when NCCL starts the plugin, verdict.PROCESS.ID, with what the job waits for, and timeline.ID.svg, its picture; evenkeel-run reads it",
+            meaning: "folder for the files plugin.PROCESS, which each process writes when NCCL \
+                starts the plugin, verdict.PROCESS.ID, with what the job waits for, and \
+                timeline.ID.svg, its picture; evenkeel-run reads it",
             accepts: "the path of a folder",
             default: "",
+            audience: Audience::Internal,
         },
         apply: |settings, value| {
             settings.status_folder = (!value.is_empty()).then(|| PathBuf::from(value));
@@ -592,9 +651,12 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_WATCH",
-            meaning: "whether the ranks find out, from their own traffic, which rank, card or path they wait for; it takes UDP at the ports that they listen at, and is off where encryption is required",
+            meaning: "whether the ranks find out, from their own traffic, which rank, card or path \
+                they wait for; it takes UDP at the ports that they listen at, and is off where \
+                encryption is required",
             accepts: "on or off",
             default: "off",
+            audience: Audience::User,
         },
         apply: |settings, value| {
             settings.watch = match value {
@@ -611,6 +673,7 @@ pub const SETTINGS: &[Setting<Settings>] = &[
             meaning: "how long a rank waits before it logs for which peer, if nobody is named",
             accepts: "seconds from 1 to 3600",
             default: "30",
+            audience: Audience::Debug,
         },
         apply: |settings, value| {
             settings.wait_limit = seconds(value)?;
@@ -620,14 +683,18 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_NODE",
-            meaning: "name of this host in what is said about slow jobs; by default the system's, which in a pod is the pod's name",
-            accepts: "up to 253 letters, digits, dashes, dots and underscores, of which 63 are shown",
+            meaning: "name of this host in what is said about slow jobs; by default the system's, \
+                which in a pod is the pod's name",
+            accepts: "up to 253 letters, digits, dashes, dots and underscores, of which 63 are \
+                shown",
             default: "",
+            audience: Audience::Internal,
         },
         apply: |settings, value| {
             let valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
             settings.node = (!value.is_empty()).then(|| value.to_owned());
-            // As long as a node's name may be: the operator sets it, and no job may fail because of that.
+            // As long as a node's name may be: the operator sets it, and no job may fail because of
+            // that.
             (value.len() <= 253 && value.bytes().all(valid)).then_some(())
         },
     },
@@ -669,7 +736,6 @@ impl Settings {
             retransmit_buffer_bytes: 0,
             workers: 0,
             connect_timeout: Duration::ZERO,
-            accept_timeout: Duration::ZERO,
             handshake_timeout: Duration::ZERO,
             peer_timeout: Duration::ZERO,
             recovery_timeout: Duration::ZERO,
@@ -727,7 +793,8 @@ impl Settings {
         Ok(())
     }
 
-    /// What encryption all connections of a process with these settings have, for its identity if they are encrypted.
+    /// What encryption all connections of a process with these settings have, for its identity if
+    /// they are encrypted.
     pub fn encryption(&self) -> Option<&JobIdentity> {
         self.encryption.as_ref()
     }
@@ -747,8 +814,9 @@ impl Settings {
         }
     }
 
-    /// The file that the job key is from, if others than the owner and the group may read it where it is. A mounted Secret may
-    /// be readable by all, since its folder is read-only and only this container has it.
+    /// The file that the job key is from, if others than the owner and the group may read it where
+    /// it is. A mounted Secret may be readable by all, since its folder is read-only and only this
+    /// container has it.
     pub(crate) fn exposed_key_file(&self) -> Option<&Path> {
         let file = self.key_file.as_deref()?;
         let mode = std::fs::metadata(file).ok()?.permissions().mode();
@@ -784,14 +852,15 @@ impl Settings {
         self.status_folder.as_deref()
     }
 
-    /// Limits the retransmit buffer of each connection, for processes with many connections. A message that finds no room
-    /// is done once the peer has it.
+    /// Limits the retransmit buffer of each connection, for processes with many connections. A
+    /// message that finds no room is done once the peer has it.
     pub fn limit_retransmit_buffer(&mut self, bytes: usize) {
         self.retransmit_buffer_bytes = bytes;
     }
 
-    /// Makes callers write and read messages up to this length themselves, also those that are too long for a copy. For
-    /// callers that test their requests until they are done, on hosts without a free processor for the workers.
+    /// Makes callers write and read messages up to this length themselves, also those that are too
+    /// long for a copy. For callers that test their requests until they are done, on hosts without
+    /// a free processor for the workers.
     pub fn set_caller_bytes(&mut self, bytes: u64) {
         self.caller_bytes = self.inline_bytes.max(bytes);
     }

@@ -23,6 +23,19 @@ pub struct Variable {
     pub accepts: &'static str,
     /// Its value when unset or empty.
     pub default: &'static str,
+    /// Who sets it.
+    pub audience: Audience,
+}
+
+/// Who sets a variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Audience {
+    /// Whoever runs the job.
+    User,
+    /// The operator or `evenkeel-run`.
+    Internal,
+    /// Whoever looks for a fault or compares transports: the default suits every job.
+    Debug,
 }
 
 /// A variable has a value that is not accepted.

@@ -1,8 +1,9 @@
 //! The report to Evenkeel's controller whether NCCL uses the plugin in this process.
 //!
-//! It is a datagram from a thread of its own, so that nothing waits for it and nothing depends on it. It is sent again until the
-//! controller answers, a few times. `operator/internal/controller/pluginreports` receives it. The address is a number: a lookup
-//! of a name could hold locks of the C library while the process forks.
+//! It is a datagram from a thread of its own, so that nothing waits for it and nothing depends on
+//! it. It is sent again until the controller answers, a few times.
+//! `operator/internal/controller/pluginreports` receives it. The address is a number: a lookup of a
+//! name could hold locks of the C library while the process forks.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -10,7 +11,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::settings::table::{self, Setting, Variable};
+use crate::settings::table::{self, Audience, Setting, Variable};
 use crate::sync::lock;
 use crate::sys;
 
@@ -48,14 +49,18 @@ impl Target {
     }
 }
 
-/// The settings. The operator sets both. The job does not depend on them, so invalid ones only mean that nothing is reported.
+/// The settings. The operator sets both. The job does not depend on them, so invalid ones only mean
+/// that nothing is reported.
 pub const SETTINGS: &[Setting<Target>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_REPORT",
-            meaning: "address of Evenkeel's controller, to which each process reports once, over UDP, whether NCCL uses the plugin, and the one that collects whom the job waits for; nothing depends on it, and an invalid value turns it off",
+            meaning: "address of Evenkeel's controller, to which each process reports once, over \
+                UDP, whether NCCL uses the plugin, and the one that collects whom the job waits \
+                for; nothing depends on it, and an invalid value turns it off",
             accepts: "ADDRESS:PORT",
             default: "",
+            audience: Audience::Internal,
         },
         apply: |target, value| {
             target.address = if value.is_empty() { None } else { Some(value.parse().ok()?) };
@@ -68,6 +73,7 @@ pub const SETTINGS: &[Setting<Target>] = &[
             meaning: "the pod that EVENKEEL_REPORT is about",
             accepts: "metadata.uid of the pod",
             default: "",
+            audience: Audience::Internal,
         },
         apply: |target, value| {
             let valid = value.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
@@ -85,7 +91,8 @@ pub enum Outcome {
     Failed,
 }
 
-/// Reports what has changed since the last report. It returns at once, and failures are silent: the job does not depend on it.
+/// Reports what has changed since the last report. It returns at once, and failures are silent: the
+/// job does not depend on it.
 pub fn report(outcome: Outcome, text: &str) {
     static LAST: Mutex<Option<Outcome>> = Mutex::new(None);
     let mut target = Target::default();
@@ -97,7 +104,8 @@ pub fn report(outcome: Outcome, text: &str) {
         return;
     }
     let message = message(&target.pod, outcome, text);
-    // The first one at once: after a failure the process may end soon. The buffer of a new socket has room, so nothing blocks.
+    // The first one at once: after a failure the process may end soon. The buffer of a new socket
+    // has room, so nothing blocks.
     let Some(socket) = open(address) else { return };
     let _ = socket.send(&message);
     let named = thread::Builder::new().name("evenkeel-report".to_owned());
@@ -107,7 +115,8 @@ pub fn report(outcome: Outcome, text: &str) {
     });
 }
 
-/// Reports whom the job waits for, as JSON. It is sent once: another one follows while that stands. Failures are silent.
+/// Reports whom the job waits for, as JSON. It is sent once: another one follows while that stands.
+/// Failures are silent.
 pub(crate) fn verdict(target: &Target, json: &str) {
     if target.pod.is_empty() {
         return;
@@ -138,7 +147,8 @@ fn open(to: SocketAddr) -> Option<UdpSocket> {
     Some(socket)
 }
 
-/// Waits for the answer to a message that was sent, and sends it again after each wait. Whether the answer came.
+/// Waits for the answer to a message that was sent, and sends it again after each wait. Whether the
+/// answer came.
 fn deliver(socket: &UdpSocket, message: &[u8], answer: &[u8], waits: &[Duration]) -> bool {
     waits.iter().any(|wait| {
         answered(socket, answer, Instant::now() + *wait) || {
