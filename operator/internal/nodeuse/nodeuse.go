@@ -38,7 +38,7 @@ var usingPods = fields.ParseSelectorOrDie("spec.nodeName!=,status.phase!=Succeed
 // maxRemembered is the number of nodes at which unused nodes, such as deleted ones, are dropped.
 const maxRemembered = 1 << 14
 
-// changeDelay is how long changes are collected before controllers hear of them.
+// changeDelay is how long changes are collected before controllers are notified.
 const changeDelay = 500 * time.Millisecond
 
 // Tracker knows the use of all nodes.
@@ -72,7 +72,7 @@ type usingPod struct {
 	accelerators []count
 }
 
-// use is a pod on its way here. The first list is kept in this form until it is complete.
+// use is the form of a pod in transit. The first list is kept in this form until it is complete.
 type use struct {
 	uid          types.UID
 	name         string // with its namespace
@@ -80,7 +80,7 @@ type use struct {
 	accelerators []count // nil: it uses none
 }
 
-// noUse is what a pod without accelerators is on its way.
+// noUse is the form of a pod without accelerators in transit.
 var noUse = &use{}
 
 type count struct {
@@ -197,7 +197,7 @@ func (t *Tracker) Used(nodeName string) map[corev1.ResourceName]int64 {
 	return used
 }
 
-// Source returns a source of requests: those that the function returns are made when the use of a node changes; nil
+// Source returns a source of requests: the function returns the requests to make when the use of a node changes; nil
 // makes none. A controller that watches it starts when the use of all nodes is known.
 func (t *Tracker) Source(requests handler.MapFunc) *Changes { return &Changes{t, requests} }
 

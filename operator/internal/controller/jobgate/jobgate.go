@@ -1,4 +1,4 @@
-// Package jobgate is what the controllers of gated jobs share. Each evaluates everything that waits at once, since
+// Package jobgate holds what the controllers of gated jobs share. Each evaluates everything that waits at once, since
 // nodes and checks concern all of it. It requests the checks that are needed, and applies the decisions.
 package jobgate
 
@@ -57,20 +57,20 @@ type Evaluator struct {
 	Requests *networkcheckpolicy.CheckRequests
 	// Use reports which nodes are in use.
 	Use *nodeuse.Tracker
-	// Clock is replaced in tests. Poll is how often the cluster is asked for kinds that it does not serve yet.
+	// Clock is replaced in tests. Poll is the interval of requests for kinds that the cluster does not serve yet.
 	Clock clock.PassiveClock
 	Poll  time.Duration
 	// Delays scales how long changes are collected, and the pods of a gang.
 	Delays debounce.Scale
 
-	// Transform, if set, reduces the objects that wait to what is needed of them. Wanted, if set, says which of their
-	// kinds are to be watched.
+	// Transform, if set, reduces the objects that wait to what is needed of them. Wanted, if set, reports which of
+	// their kinds to watch.
 	Transform toolscache.TransformFunc
 	Wanted    func(schema.GroupKind) bool
-	// Requesters is how many decisions are applied at a time; zero: one after the other.
+	// Requesters is the number of decisions applied at a time. If zero, they are applied one after the other.
 	Requesters int
 
-	// Client, WaitingCache and OptionalKinds are set by NewController. The cache has only the objects that wait.
+	// Client, WaitingCache and OptionalKinds are set by NewController. The cache holds only waiting objects.
 	Client        client.Client
 	WaitingCache  cache.Cache
 	OptionalKinds *optionalwatch.Watch
@@ -140,13 +140,13 @@ type Waiter struct {
 	// Subject is the object that decisions are reported on.
 	Subject types.UID
 	Job     gate.Job
-	// NotBefore is when it is decided about first. Until then it keeps the checks that it asked for.
+	// NotBefore is the time of its first decision. Until then it keeps the checks that it asked for.
 	NotBefore time.Time
-	// Apply applies the decision; changed says that it has not been reported yet.
+	// Apply applies the decision. changed is true if it has not been reported yet.
 	Apply func(ctx context.Context, d gate.Decision, changed bool) error
 }
 
-// Evaluate decides about everything that waits, and requests the checks that are needed. The result says when time
+// Evaluate decides about everything that waits, and requests the checks that are needed. The result tells when time
 // alone may change a decision.
 func (e *Evaluator) Evaluate(ctx context.Context, waiting []Waiter) (reconcile.Result, error) {
 	requests, subjects := map[string]bool{}, map[types.UID]bool{}
@@ -158,7 +158,7 @@ func (e *Evaluator) Evaluate(ctx context.Context, waiting []Waiter) (reconcile.R
 		if err != nil {
 			return reconcile.Result{}, err
 		}
-		// Who waits the longest is served first.
+		// The longest waiting are served first.
 		slices.SortStableFunc(waiting, func(a, b Waiter) int {
 			return cmp.Or(a.Job.Since.Compare(b.Job.Since), cmp.Compare(a.Key, b.Key))
 		})
@@ -200,7 +200,7 @@ func (e *Evaluator) Evaluate(ctx context.Context, waiting []Waiter) (reconcile.R
 	return reconcile.Result{RequeueAfter: max(time.Millisecond, next.Sub(e.Clock.Now()))}, nil
 }
 
-// A decision is what was decided about a waiter; changed says that it has not been reported yet.
+// A decision is the decision about a waiter. changed is true if it has not been reported yet.
 type decision struct {
 	waiter  Waiter
 	what    gate.Decision
@@ -208,8 +208,8 @@ type decision struct {
 }
 
 // apply applies the decisions, as many at a time as there are requesters, and remembers those that were reported. It
-// returns those whose gate is still closed: they wait, or it could not be opened. Those that open come first: where
-// requests take long, such as of Events that cannot be written, the pass may end before the rest.
+// returns the waiters whose gate is still closed, because they wait or it could not be opened. It opens gates first,
+// since slow requests, such as for Events that cannot be written, may end the pass before the rest.
 func (e *Evaluator) apply(ctx context.Context, decisions []decision) (closed []Waiter, all []error) {
 	slices.SortStableFunc(decisions, func(a, b decision) int {
 		switch {

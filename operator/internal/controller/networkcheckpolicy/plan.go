@@ -26,7 +26,7 @@ type schedule struct {
 	zone *time.Location
 }
 
-// parseSchedule parses the policy's schedule; nil if it has none.
+// parseSchedule parses the policy's schedule. It returns nil if there is none.
 func parseSchedule(t evenkeel.TriggerSpec) (*schedule, error) {
 	if t.Schedule == "" {
 		return nil, nil
@@ -43,7 +43,7 @@ func parseSchedule(t evenkeel.TriggerSpec) (*schedule, error) {
 }
 
 // due returns the latest time of the schedule between last and now, and the next one after now; zero for none. All
-// times that were missed give one check.
+// missed times together cause one check.
 func (s *schedule) due(last, now time.Time) (latest, next time.Time) {
 	next = s.Next(last.In(s.zone))
 	// After years without a check: times before the last day cannot be the latest.
@@ -63,7 +63,7 @@ func scheduledName(policy string, at time.Time) string {
 	return policy + "-" + strconv.FormatInt(at.Unix()/60, 10)
 }
 
-// A trigger is why a check is made.
+// A trigger is the reason for a check.
 type trigger string
 
 const (
@@ -71,9 +71,9 @@ const (
 	triggerNew      trigger = "new"
 	triggerIdle     trigger = "idle"
 	triggerJob      trigger = "job"
-	// triggerRepair is that a node that failed may have been repaired.
+	// triggerRepair: a failed node may have been repaired.
 	triggerRepair trigger = "repair"
-	// triggerSuspicion is that a job suspected the node's network while it ran, and has ended.
+	// triggerSuspicion: a job suspected the node's network while it ran, and has ended.
 	triggerSuspicion trigger = "suspicion"
 )
 
@@ -82,18 +82,18 @@ const (
 	// reasons.
 	maxJobChecks   = 16
 	maxOtherChecks = 4
-	// settleDelay is how long the nodes that a job leaves are gathered, so that they are checked together.
+	// settleDelay is how long to wait for more nodes that a job leaves, so that they are checked together.
 	settleDelay = 5 * time.Second
-	// inUseRetry is the pause after a check that somebody else's pod disturbed.
+	// inUseRetry is the pause after a check that another pod disturbed.
 	inUseRetry = 30 * time.Second
 	// firstBackoff is the pause after an inconclusive check of a node. Each further one doubles it, up to maxBackoff.
 	firstBackoff = 5 * time.Minute
 	maxBackoff   = 6 * time.Hour
-	// minComparable is the number of nodes of a pool from which on a check can compare its runs with each other.
+	// minComparable is the minimum number of nodes of a pool for a check to compare its runs with each other.
 	minComparable = 4
 )
 
-// view is what the plan of a policy's checks follows from.
+// view is the input of the plan of a policy's checks.
 type view struct {
 	policy *evenkeel.NetworkCheckPolicy
 	// nodes are the policy's own.
@@ -107,7 +107,7 @@ type view struct {
 	// scheduled is the latest time of the schedule, or zero if there is none.
 	scheduled time.Time
 	now       time.Time
-	// settle is how long the nodes that a job leaves are gathered.
+	// settle is the settleDelay to use.
 	settle time.Duration
 
 	next time.Time      // when time alone makes a check due
@@ -184,7 +184,7 @@ func (v *view) due() map[trigger][]*corev1.Node {
 	return due
 }
 
-// reason returns why a node that can be tested is due, and from when on; empty: it is not.
+// reason returns why a testable node is due, and since when. It is empty if the node is not due.
 func (v *view) reason(n *corev1.Node, s *evenkeel.NodeNetworkHealthStatus) (why trigger, since time.Time) {
 	triggers := v.policy.Spec.Triggers
 	older := func(than time.Time) bool { return s.ObservedTime == nil || s.ObservedTime.Time.Before(than) }
@@ -202,7 +202,7 @@ func (v *view) reason(n *corev1.Node, s *evenkeel.NodeNetworkHealthStatus) (why 
 		return triggerRepair, returned.Add(v.settle)
 	case s.ObservedTime == nil && triggers.NewNodes != evenkeel.SwitchDisabled:
 		return triggerNew, time.Time{}
-	// Of a node that came later, its own triggers decide.
+	// A node that came later is decided by its own triggers.
 	case !v.scheduled.IsZero() && older(v.scheduled) && !n.CreationTimestamp.After(v.scheduled):
 		return triggerSchedule, time.Time{}
 	case !left.IsZero() && triggers.JobEnd != evenkeel.SwitchDisabled && older(left) && older(v.now.Add(-health.Freshness(v.policy)/2)):
@@ -213,7 +213,7 @@ func (v *view) reason(n *corev1.Node, s *evenkeel.NodeNetworkHealthStatus) (why 
 	return "", time.Time{}
 }
 
-// readySince is when the node became ready; zero: it is not, or does not say since when.
+// readySince returns when the node became ready. It is zero if the node is not ready or does not report since when.
 func readySince(n *corev1.Node) time.Time {
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
@@ -301,7 +301,7 @@ func (v *view) anyOccupied(pool string) bool {
 	return slices.ContainsFunc(v.nodes, func(n *corev1.Node) bool { return v.occupied[n.Name] && v.poolOf(n) == pool })
 }
 
-// A planned check is one that is to be made.
+// A plannedCheck is a check to create.
 type plannedCheck struct {
 	trigger trigger
 	// chosen are the nodes to check, and partners the other nodes that the check needs.
@@ -368,8 +368,8 @@ func (v *view) plan(wanted [][]string, runningJobs, runningOthers int) []planned
 const resultsTimeout = 5 * time.Minute
 
 // pendingResults returns the nodes of ended checks whose results are not recorded yet, and when to stop waiting for
-// them, or zero if there is none is. Until then such a node may appear due that was just checked. One that is younger
-// than the check gets no result of it: an earlier node of its name was checked.
+// them, or zero if all are recorded. Until then a node that was just checked may appear due. A node that is younger
+// than the check gets no result from it, because the check ran on an earlier node of that name.
 func pendingResults(ended []*evenkeel.NetworkCheck, states map[string]*evenkeel.NodeNetworkHealthStatus, nodes []*corev1.Node, now time.Time) (pending []string, until time.Time) {
 	byName := make(map[string]*corev1.Node, len(nodes))
 	for _, n := range nodes {

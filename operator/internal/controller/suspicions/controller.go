@@ -1,6 +1,7 @@
 // Package suspicions acts on what running jobs report to wait for. It writes Events on the job and on the nodes that it
 // names, and keeps suspicions of a node's network in the NodeNetworkHealth, until a check decides them after the job.
-// What a job says of a node counts only if the job has a pod there, which uses the node's accelerators if it has some.
+// A job's report about a node counts only if the job has a pod there. If the node has accelerators, the pod must use
+// some.
 package suspicions
 
 import (
@@ -42,16 +43,16 @@ const (
 	ReasonProcessLate = "EvenkeelProcessLate"
 )
 
-// maxTold is the maximum number of jobs remembered. Then all are forgotten, which costs some requests for each.
+// maxTold is the maximum number of jobs remembered. Beyond it all are dropped, which costs some requests for each.
 const maxTold = 4096
 
-// retry is the pause before what somebody else changed meanwhile is written.
+// retry is the pause before a conflicting write is repeated.
 const retry = time.Second
 
 // Reconciler acts on what jobs report while they run. Of pods it watches metadata only.
 type Reconciler struct {
 	Clock clock.PassiveClock
-	// Poll is how often a job is looked at that suspects a node: whether its pods have terminated is not watched.
+	// Poll is the interval at which a job that suspects a node is examined, because its pods' termination is not watched.
 	Poll time.Duration
 
 	client client.Client
@@ -114,7 +115,7 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 		Complete(c)
 }
 
-// Reconcile looks after one job, whose UID is the request's name.
+// Reconcile handles one job, whose UID is the request's name.
 func (c *Reconciler) Reconcile(ctx context.Context, job reconcile.Request) (reconcile.Result, error) {
 	pods := &metav1.PartialObjectMetadataList{}
 	pods.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
@@ -179,7 +180,7 @@ func (c *Reconciler) Reconcile(ctx context.Context, job reconcile.Request) (reco
 	return reconcile.Result{RequeueAfter: next}, nil
 }
 
-// newest returns what the job's pods last said, and which of them; nil: nothing that still counts.
+// newest returns the last report of the job's pods, and which pod sent it. It is nil if no report still counts.
 func newest(pods []metav1.PartialObjectMetadata, job types.UID, now time.Time) (reporter *metav1.PartialObjectMetadata, said *suspects.Standing) {
 	for i := range pods {
 		pod := &pods[i]
@@ -193,8 +194,8 @@ func newest(pods []metav1.PartialObjectMetadata, job types.UID, now time.Time) (
 	return reporter, said
 }
 
-// tell writes the Events, once for each change. What is said again later is counted: a job that wavers makes no flood
-// of Events. Without an Event the nodes are known all the same, and it is told again.
+// tell writes the Events, once for each change. A repeated Event is counted, so that a wavering job causes no flood of
+// Events. If an Event cannot be written, the nodes are recorded all the same, and the Event is tried again.
 func (c *Reconciler) tell(ctx context.Context, job types.NamespacedName, reporter *metav1.PartialObjectMetadata, said *suspects.Standing, pods []metav1.PartialObjectMetadata) (telling, error) {
 	next := telling{key: fmt.Sprintf("%s%d", said.Key(), said.Recorded.Unix())}
 	if before := c.told[job]; before.key == next.key && before.events {
@@ -244,8 +245,8 @@ func (c *Reconciler) tell(ctx context.Context, job types.NamespacedName, reporte
 	return next, nil
 }
 
-// nodeOf returns the node of a process that the reporter names; empty: its job has no pod there that runs and counts.
-// The name of the process's pod counts. A process that does not know its pod reports only the node's name.
+// nodeOf returns the node of a process that the reporter names. It is empty if the job has no running pod there that
+// counts. The name of the process's pod decides. A process that does not know its pod reports only the node's name.
 func (c *Reconciler) nodeOf(ctx context.Context, place suspects.Place, reporter *metav1.PartialObjectMetadata, pods []metav1.PartialObjectMetadata) (string, error) {
 	if place.Pod != "" {
 		at := slices.IndexFunc(pods, func(p metav1.PartialObjectMetadata) bool {
@@ -272,8 +273,8 @@ func (c *Reconciler) nodeOf(ctx context.Context, place suspects.Place, reporter 
 	return c.accusable(ctx, place.Host, own)
 }
 
-// accusable returns the node's name if one of the job's pods on it counts; else it is empty. On a node with
-// accelerators that is one that has requested some: others cost nothing, so that anybody could have a pod on every
+// accusable returns the node's name if one of the job's pods on it counts, or else an empty string. On a node with
+// accelerators, only pods that request some count. Other pods cost nothing, so that anybody could run one on every
 // node.
 func (c *Reconciler) accusable(ctx context.Context, name string, pods []corev1.Pod) (string, error) {
 	node := &corev1.Node{}

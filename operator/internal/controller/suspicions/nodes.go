@@ -47,9 +47,9 @@ func (c *Reconciler) suspected(ctx context.Context, namespace string, job types.
 	return names, one, nil
 }
 
-// ended reports whether all pods of the job have terminated. Those on the nodes are looked at first, as there are few, and in the API
-// server's memory: etcd would read all pods of the namespace to find them, every few seconds as long as the job runs. What is in the
-// memory may be a moment old, so the last word is etcd's.
+// ended reports whether all pods of the job have terminated. It first reads the few pods on the nodes from the API
+// server's memory, because etcd would read all pods of the namespace to find them, every few seconds as long as the job
+// runs. The memory may be a moment old, so etcd is asked last.
 func (c *Reconciler) ended(ctx context.Context, job evenkeel.SuspiciousJob, nodes []string) (bool, error) {
 	for _, node := range nodes {
 		onNode := fields.AndSelectors(unfinished, fields.OneTermEqualSelector("spec.nodeName", node))
@@ -94,13 +94,13 @@ func belongs(pod metav1.Object, job evenkeel.SuspiciousJob) bool {
 	return gang.UID == "" && gang.Kind == job.Kind && gang.Name == job.Name
 }
 
-// jobOf is the job of the pod, as it is recorded.
+// jobOf returns the pod's job in the recorded form.
 func jobOf(pod metav1.Object) evenkeel.SuspiciousJob {
 	gang := workload.GangOf(pod)
 	return evenkeel.SuspiciousJob{Namespace: gang.Namespace, Kind: text.Clip(gang.Kind, maxKind), Name: text.Clip(gang.Name, maxName), UID: string(workload.JobOf(pod).UID)}
 }
 
-// record writes what is known of the job on one node. Again is set where it has to be repeated soon.
+// record writes what is known of the job on one node. Again is set if it must be repeated soon.
 func (c *Reconciler) record(ctx context.Context, name string, job health.JobView) (again bool, err error) {
 	node := &corev1.Node{}
 	if err := c.client.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
@@ -123,7 +123,7 @@ func (c *Reconciler) record(ctx context.Context, name string, job health.JobView
 	return false, nil
 }
 
-// saysOf returns what the job says about the network of a node.
+// saysOf returns the job's report about the network of a node.
 func saysOf(node string, accused []accusation, job evenkeel.SuspiciousJob, said *suspects.Standing) []evenkeel.Suspicion {
 	var all []evenkeel.Suspicion
 	for _, a := range accused {

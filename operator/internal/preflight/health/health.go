@@ -105,7 +105,7 @@ type Markers struct {
 // PolicyCounts counts the nodes of a policy by their health.
 type PolicyCounts struct {
 	Nodes, Healthy, Unhealthy, Unknown int32
-	// UnhealthyNames are the names of the unhealthy nodes. Unmarked is the number of those without label and taint,
+	// UnhealthyNames are the names of the unhealthy nodes. Unmarked counts the ones without label and taint,
 	// because of maxUnhealthyPercent.
 	UnhealthyNames []string
 	Unmarked       int
@@ -249,8 +249,8 @@ func Evaluate(nodes []corev1.Node, healths map[string]*evenkeel.NodeNetworkHealt
 	return marks, counts
 }
 
-// beyond returns the suspected nodes that are more than allowed. Those that were suspected first stay among the
-// allowed, so that no later job decides about them.
+// beyond returns the suspected nodes beyond the allowed number. The first suspected ones stay within it, so that no
+// later job decides about them.
 func beyond(suspected []*corev1.Node, healths map[string]*evenkeel.NodeNetworkHealthStatus, allowed int) []*corev1.Node {
 	slices.SortFunc(suspected, func(a, b *corev1.Node) int {
 		return cmp.Or(standing(healths[a.Name]).Since.Compare(standing(healths[b.Name]).Since.Time), cmp.Compare(a.Name, b.Name))

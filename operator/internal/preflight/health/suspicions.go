@@ -9,22 +9,21 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 )
 
-// maxSuspicionAge is how long a suspicion is kept after its job that no check could decide, as on nodes without a
-// policy.
+// maxSuspicionAge is how long a suspicion is kept after its job if no check decides it, as on nodes without a policy.
 const maxSuspicionAge = 7 * 24 * time.Hour
 
 // A JobView is what is known of a job that suspects nodes.
 type JobView struct {
 	Namespace, UID string
-	// Said is what it says about the node now, once for each class; none: it says nothing, or no longer.
+	// Said is its current report about the node, once for each class. It is empty if there is no current report.
 	Said []evenkeel.Suspicion
 	// Ended is set when all its pods have terminated.
 	Ended bool
 }
 
-// Suspect returns the suspicions as they are after what is known of one job. Of an ended job nothing new is believed,
-// as its check may be over. Where there is no room, a new one replaces one that was withdrawn, and never another: its
-// job would write that again. Changed is false where they stay as they are.
+// Suspect returns the suspicions as they are after what is known of one job. New reports of an ended job are
+// ignored, as its check may be over. Without room, a new suspicion replaces only a withdrawn one, because the job of
+// any other would write it again. Changed is false if nothing changes.
 func Suspect(before []evenkeel.Suspicion, job JobView, now time.Time) (after []evenkeel.Suspicion, changed bool) {
 	at := metav1.NewTime(now).Rfc3339Copy()
 	open := func(s evenkeel.Suspicion) bool {
@@ -67,8 +66,8 @@ func Suspect(before []evenkeel.Suspicion, job JobView, now time.Time) (after []e
 	return after, changed
 }
 
-// lastWithdrawn is the place of the oldest suspicion that was withdrawn and waits for no check; negative: there is
-// none.
+// lastWithdrawn returns the index of the oldest suspicion that was withdrawn and waits for no check, or a negative
+// number if there is none.
 func lastWithdrawn(all []evenkeel.Suspicion) int {
 	for i, s := range slices.Backward(all) {
 		if s.WithdrawnTime != nil && s.JobEndTime == nil {
@@ -84,8 +83,8 @@ func dropDecided(all []evenkeel.Suspicion, result metav1.Time) []evenkeel.Suspic
 	return slices.DeleteFunc(all, func(s evenkeel.Suspicion) bool { return s.JobEndTime != nil && !result.Before(s.JobEndTime) })
 }
 
-// SuspicionDue returns since when a check may decide a suspicion of the node: since the last of the jobs has ended that
-// had one. It is zero if none is to be decided.
+// SuspicionDue returns since when a check may decide a suspicion of the node: since the end of the last job that had
+// one. It is zero if there is nothing to decide.
 func SuspicionDue(status *evenkeel.NodeNetworkHealthStatus) time.Time {
 	var since time.Time
 	for i := range status.Suspicions {
