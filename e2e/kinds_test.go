@@ -21,8 +21,8 @@ import (
 
 // A jobKind is one way to run pods, under its real controller.
 type jobKind struct {
-	// manifest has the objects, without their namespace. POD stands for the spec of a pod that ends by itself, SERVER for
-	// that of one that does not end, and TRAINER for the first with the container's name that Trainer wants.
+	// manifest holds the objects, without their namespace. POD stands for the spec of a pod that ends by itself, and
+	// SERVER for the spec of a pod that runs on. TRAINER is POD with the container's name that Trainer wants.
 	manifest string
 	// pods is the number of pods that have to get the plugin.
 	pods int

@@ -14,8 +14,8 @@ type deviceTraffic struct {
 	// sent and received are bytes of complete messages.
 	sent, received float64
 	flows          int
-	// retransmits are segments that TCP sent again, lost the flows that died, replaced those opened in their place,
-	// repaths the new paths in place of slow ones, and recoveries those of connections that had lost all flows.
+	// retransmits counts segments that TCP sent again. lost counts flows that died, and replaced the flows opened in their
+	// place. repaths counts moves from slow paths. recoveries counts connections that lost all flows and went on.
 	retransmits, lost, replaced, repaths, recoveries float64
 }
 

@@ -53,9 +53,8 @@ const keyLabel = "evenkeel.dev/made-from"
 // PluginDir is where the plugin's files lie inside the plugin image.
 const PluginDir = "/plugin"
 
-// Libraries are the names of the plugin in images and wheel: those by which NCCL, and RCCL on AMD's GPUs, find it when
-// they are given its name, and those that they load without being asked. The first one's path is for those that take a
-// path.
+// Libraries are the file names of the plugin in images and wheel. NCCL, and RCCL on AMD's GPUs, find the first and
+// third by the plugin's name, and load the others without being asked. Settings that take a path name the first.
 var Libraries = []string{"libnccl-net-evenkeel.so", "libnccl-net.so", RCCLLibrary, "librccl-net.so"}
 
 // RCCLLibrary is the name by which RCCL finds the plugin for NCCL_NET_PLUGIN=evenkeel.

@@ -277,9 +277,9 @@ var kubeletSysctls = map[string]string{
 	"kernel/keys/root_maxbytes": "25000000",
 }
 
-// coverSysctls prevents the node's programs from changing the machine's settings. Those that the kubelet requires are
-// covered by files with the right values. The rest is read-only, except for those of the network, which are the node's
-// own.
+// coverSysctls prevents the node's programs from changing the machine's settings. Files with the right values cover
+// the settings that the kubelet requires. The rest is read-only. The network's settings are the node's own, and stay
+// writable.
 func coverSysctls() error {
 	var m mounter
 	m.bind("/proc/sys", "/proc/sys")

@@ -8,9 +8,9 @@ import (
 )
 
 const (
-	// pytorchTestsVersion is that of PyTorch's sources in Debian 13, whose tests of torch.distributed are run. The
-	// packages of PyTorch on PyPI have none. Later versions run them too: where one does not, the test fails with Gloo as
-	// well.
+	// pytorchTestsVersion is the version of PyTorch in Debian 13. Its source has tests of torch.distributed; the
+	// packages on PyPI have none. Later versions of PyTorch run these tests too. Where one does not, the test fails
+	// with Gloo as well.
 	pytorchTestsVersion = "2.6.0"
 	pytorchTestsArchive = "pool/main/p/pytorch/pytorch_" + pytorchTestsVersion + "+dfsg.orig.tar.xz"
 	pytorchTestsSHA256  = "099a9601bc40d67656e75735c44abedb0fbe92d08817852ab7472eebb7e6ddff"

@@ -37,8 +37,9 @@ const (
 	fresh, stale = "fresh ", "stale "
 )
 
-// askScript asks the processes that write to a folder for new records, and prints those that are there: a line each, which says whether it
-// is as new as the question. Arguments: the folder, and how many seconds to wait at most. It prints nothing where there are none.
+// askScript asks the processes that write to a folder for new records. It prints a line for each record, which says
+// whether the record is as new as the question, and nothing where there is no record. Its arguments are the folder,
+// and how many seconds to wait at most.
 const askScript = `cd -- "$1" 2>/dev/null || exit 0
 seconds=$2
 set -- .evenkeel-record-*.json
@@ -70,8 +71,8 @@ type answer struct {
 	problem string
 }
 
-// explainCalls prints which collective call of the Python package hangs, and which rank the others wait for. It asks running processes for
-// their records; of those that have ended it reads the log. It prints nothing for jobs that have none.
+// explainCalls prints which collective call of the Python package hangs, and which rank the others wait for. It asks
+// running processes for their records, and reads the logs of ended ones. It prints nothing for a job without records.
 func explainCalls(ctx context.Context, access *podAccess, pods []corev1.Pod, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, callsTimeout)
 	defer cancel()

@@ -19,8 +19,8 @@ import (
 const (
 	// Hosts are those of a job, with a rank each.
 	Hosts = 8
-	// CardRate is that of each host's card, in both directions. Low, so that the machine's processors do not set the pace.
-	// What a rank sends at a time is more than the shaper's bucket: else the bucket would set it.
+	// CardRate is the rate of each host's card, in both directions. It is low, so that the machine's processors do not set
+	// the pace. A rank sends more at a time than the shaper's bucket holds: else the bucket would set the pace.
 	CardRate   = 40 * netns.Mbit
 	switchHost = netns.Host("s1")
 	// startTime is how long a job may take until a verdict knows all its ranks.
