@@ -107,7 +107,7 @@ warning and refuses to start. `evenkeel-bench settings --check` reports such val
             text,
             "\n## {heading}\n\n{introduction}| Variable | Meaning | Accepted values | Default |\n|---|---|---|---|\n"
         );
-        for setting in variables().filter(|it| belongs(it)) {
+        for setting in variables().filter(belongs) {
             let default = if setting.default.is_empty() { "unset" } else { setting.default };
             let cell = |text: &str| text.replace('|', "\\|");
             let _ = writeln!(
