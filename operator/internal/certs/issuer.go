@@ -15,8 +15,11 @@ import (
 	"github.com/open-policy-agent/cert-controller/pkg/rotator"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -26,6 +29,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
 const (
@@ -51,14 +55,17 @@ const (
 	fieldOwner = client.FieldOwner("evenkeel-certs")
 )
 
-// Issuer makes a CA and a server certificate, renews them, and writes the CA into the webhook configurations. It is the
-// only one who may change those: whoever can, can have every object of the cluster sent to him.
+// Issuer makes a CA and a server certificate, renews them, and writes the CA into the webhook configurations and the
+// definitions. It is the only one who may change those: whoever can, can have every object of the cluster sent to him.
 type Issuer struct {
 	Names
 	// Authority is the Secret with the CA's private key. It must exist, and may be empty. It is the one in which versions
 	// that had a single Secret kept all: an upgrade and a rollback to one of them change neither the CA nor what is
 	// trusted.
 	Authority types.NamespacedName
+	// Definitions are the names of the CustomResourceDefinitions that get the CA too, where the Service converts their
+	// objects. None of them has to exist.
+	Definitions []string
 
 	client client.Client
 	clock  clock.PassiveClock
@@ -72,11 +79,28 @@ func (s *Issuer) SetupWithManager(mgr manager.Manager) error {
 	always := func(context.Context, client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: s.Secret}}
 	}
-	return builder.ControllerManagedBy(mgr).Named("certs").
+	b := builder.ControllerManagedBy(mgr).Named("certs").
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(always)).
 		Watches(&admissionregistrationv1.MutatingWebhookConfiguration{}, handler.EnqueueRequestsFromMapFunc(always)).
-		Watches(&admissionregistrationv1.ValidatingWebhookConfiguration{}, handler.EnqueueRequestsFromMapFunc(always)).
-		Complete(s)
+		Watches(&admissionregistrationv1.ValidatingWebhookConfiguration{}, handler.EnqueueRequestsFromMapFunc(always))
+	for _, name := range s.Definitions {
+		// A watch of its own for each, as the permissions name them.
+		one, err := cache.New(mgr.GetConfig(), cache.Options{
+			HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(),
+			ByObject: map[client.Object]cache.ByObject{
+				&apiextensionsv1.CustomResourceDefinition{}: {Field: fields.OneTermEqualSelector("metadata.name", name)},
+			},
+		})
+		if err != nil {
+			return fmt.Errorf("watch CustomResourceDefinition %s: %w", name, err)
+		}
+		if err := mgr.Add(one); err != nil {
+			return fmt.Errorf("watch CustomResourceDefinition %s: %w", name, err)
+		}
+		b = b.WatchesRawSource(source.Kind[client.Object](
+			one, &apiextensionsv1.CustomResourceDefinition{}, handler.EnqueueRequestsFromMapFunc(always)))
+	}
+	return b.Complete(s)
 }
 
 // Cached narrows the manager's cache to the issuer's objects, so that the permissions can name them.
@@ -218,10 +242,45 @@ func keyPair(data map[string][]byte) (*rotator.KeyPairArtifacts, error) {
 	return ca, err
 }
 
-// trust writes the CAs to trust into every webhook of both configurations, if they differ, and returns them: the CA,
-// and the ones that the configurations or the Secret had before. So it does not matter who reads what first, nor which
-// of them was lost. Only the mutating configuration has to exist.
+// trust writes the CAs to trust into all that has to trust them, if they differ, and returns them: the CA, and the ones
+// that these objects or the Secret had before. So it does not matter who reads what first, nor which of them was lost.
 func (s *Issuer) trust(ctx context.Context, ca *rotator.KeyPairArtifacts, secret []byte, now time.Time) ([]byte, error) {
+	callers, err := s.callers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	before, isTrusted := certificatesOf(secret), true
+	for _, c := range callers {
+		for _, had := range c.bundles {
+			has := certificatesOf(*had)
+			before, isTrusted = append(before, has...), isTrusted && slices.ContainsFunc(has, ca.Cert.Equal)
+		}
+	}
+	roots := bundle(ca, before, now)
+	for _, c := range callers {
+		if err := s.put(ctx, c, roots); err != nil {
+			return nil, fmt.Errorf("put the CA into %s: %w", c.about, err)
+		}
+	}
+	if !isTrusted {
+		s.trustedAt = now
+	}
+	return roots, nil
+}
+
+// A caller is an object by which the API server calls the Service.
+type caller struct {
+	about string
+	// bundles are the object's own fields with the CAs that the API server trusts.
+	bundles []*[]byte
+	// write writes the object, unless somebody else has written it since it was read: one with an older Secret must not
+	// overwrite the CA of a faster one.
+	write func(context.Context) error
+}
+
+// callers are the webhook configurations, of which only the mutating one has to exist, and the definitions whose objects
+// the Service converts.
+func (s *Issuer) callers(ctx context.Context) ([]caller, error) {
 	mutating, validating := &admissionregistrationv1.MutatingWebhookConfiguration{}, &admissionregistrationv1.ValidatingWebhookConfiguration{}
 	name := types.NamespacedName{Name: s.WebhookConfiguration}
 	if err := s.client.Get(ctx, name, mutating); err != nil {
@@ -230,36 +289,47 @@ func (s *Issuer) trust(ctx context.Context, ca *rotator.KeyPairArtifacts, secret
 	if err := s.client.Get(ctx, name, validating); client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("read ValidatingWebhookConfiguration %s: %w", s.WebhookConfiguration, err)
 	}
-	mutated, validated := mutating.DeepCopy(), validating.DeepCopy()
-	var mutates, validates []*[]byte
+	mutates := caller{about: "MutatingWebhookConfiguration " + s.WebhookConfiguration, write: s.patch(mutating)}
 	for i := range mutating.Webhooks {
-		mutates = append(mutates, &mutating.Webhooks[i].ClientConfig.CABundle)
+		mutates.bundles = append(mutates.bundles, &mutating.Webhooks[i].ClientConfig.CABundle)
 	}
+	validates := caller{about: "ValidatingWebhookConfiguration " + s.WebhookConfiguration, write: s.patch(validating)}
 	for i := range validating.Webhooks {
-		validates = append(validates, &validating.Webhooks[i].ClientConfig.CABundle)
+		validates.bundles = append(validates.bundles, &validating.Webhooks[i].ClientConfig.CABundle)
 	}
-	before, isTrusted := certificatesOf(secret), true
-	for _, had := range slices.Concat(mutates, validates) {
-		has := certificatesOf(*had)
-		before, isTrusted = append(before, has...), isTrusted && slices.ContainsFunc(has, ca.Cert.Equal)
+	callers := []caller{mutates, validates}
+	for _, name := range s.Definitions {
+		definition := &apiextensionsv1.CustomResourceDefinition{}
+		if err := s.client.Get(ctx, types.NamespacedName{Name: name}, definition); client.IgnoreNotFound(err) != nil {
+			return nil, fmt.Errorf("read CustomResourceDefinition %s: %w", name, err)
+		}
+		if config := s.converts(definition); config != nil {
+			callers = append(callers, caller{
+				"CustomResourceDefinition " + name, []*[]byte{&config.CABundle},
+				func(ctx context.Context) error { return s.applyConversion(ctx, definition) },
+			})
+		}
 	}
-	roots := bundle(ca, before, now)
-	if err := s.put(ctx, mutating, mutated, mutates, roots); err != nil {
-		return nil, fmt.Errorf("put the CA into MutatingWebhookConfiguration %s: %w", s.WebhookConfiguration, err)
-	}
-	if err := s.put(ctx, validating, validated, validates, roots); err != nil {
-		return nil, fmt.Errorf("put the CA into ValidatingWebhookConfiguration %s: %w", s.WebhookConfiguration, err)
-	}
-	if !isTrusted {
-		s.trustedAt = now
-	}
-	return roots, nil
+	return callers, nil
 }
 
-// put writes the roots into the bundles of a configuration, unless all have them.
-func (s *Issuer) put(ctx context.Context, config, before client.Object, bundles []*[]byte, roots []byte) error {
+// converts is how the API server calls the Service to convert the definition's objects; nil if it does not.
+func (s *Issuer) converts(definition *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.WebhookClientConfig {
+	conversion := definition.Spec.Conversion
+	if conversion == nil || conversion.Webhook == nil || conversion.Webhook.ClientConfig == nil {
+		return nil
+	}
+	config := conversion.Webhook.ClientConfig
+	if config.Service == nil || config.Service.Name != s.Service || config.Service.Namespace != s.Secret.Namespace {
+		return nil
+	}
+	return config
+}
+
+// put writes the roots into the bundles of a caller, unless all have them.
+func (s *Issuer) put(ctx context.Context, c caller, roots []byte) error {
 	changed := false
-	for _, bundle := range bundles {
+	for _, bundle := range c.bundles {
 		if !bytes.Equal(*bundle, roots) {
 			*bundle, changed = roots, true
 		}
@@ -267,6 +337,28 @@ func (s *Issuer) put(ctx context.Context, config, before client.Object, bundles 
 	if !changed {
 		return nil
 	}
-	// The lock prevents one with an older Secret from overwriting the CA of a faster one.
-	return s.client.Patch(ctx, config, client.StrategicMergeFrom(before, client.MergeFromWithOptimisticLock{}), fieldOwner)
+	return c.write(ctx)
+}
+
+// patch writes what differs from the object as it is now.
+func (s *Issuer) patch(object client.Object) func(context.Context) error {
+	before := object.DeepCopyObject().(client.Object)
+	return func(ctx context.Context) error {
+		return s.client.Patch(ctx, object, client.StrategicMergeFrom(before, client.MergeFromWithOptimisticLock{}), fieldOwner)
+	}
+}
+
+// applyConversion writes how the definition's objects are converted, and becomes an owner of all of it. Otherwise, who
+// installed the definition by server-side apply could not go back to one without a conversion: the CA would be left
+// alone, which is not valid.
+func (s *Issuer) applyConversion(ctx context.Context, definition *apiextensionsv1.CustomResourceDefinition) error {
+	conversion, err := runtime.DefaultUnstructuredConverter.ToUnstructured(definition.Spec.Conversion)
+	if err != nil {
+		return err
+	}
+	object := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"conversion": conversion}}}
+	object.SetGroupVersionKind(apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinition"))
+	object.SetName(definition.Name)
+	object.SetResourceVersion(definition.ResourceVersion)
+	return s.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(object), fieldOwner, client.ForceOwnership)
 }

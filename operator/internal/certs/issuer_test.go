@@ -10,10 +10,13 @@ import (
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -36,7 +39,11 @@ type rig struct {
 func newRig(data map[string][]byte) *rig {
 	names := Names{Secret: types.NamespacedName{Namespace: "system", Name: "cert"}, WebhookConfiguration: "evenkeel", Service: "hook"}
 	r := &rig{Issuer: &Issuer{Names: names, Authority: types.NamespacedName{Namespace: "system", Name: "ca"}, clock: clock.RealClock{}}}
-	r.client = fake.NewClientBuilder().WithObjects(
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), apiextensionsv1.AddToScheme(scheme)); err != nil {
+		panic(err)
+	}
+	r.client = fake.NewClientBuilder().WithScheme(scheme).WithObjects(
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "system", Name: "cert"}, Data: data},
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "system", Name: "ca"}},
 		&admissionregistrationv1.MutatingWebhookConfiguration{
