@@ -95,7 +95,7 @@ func TestLint(t *testing.T) {
 // at. An upgrade of the release changes nothing either.
 func TestRenderingsAreTheSame(t *testing.T) {
 	t.Parallel()
-	everything := []string{"--set", "networkPolicy.enabled=true,metrics.dashboard.enabled=true,defaultProfile.spec.plugin.image=" + pinned}
+	everything := []string{"--set", "crds.v1beta1=true,networkPolicy.enabled=true,metrics.dashboard.enabled=true,defaultProfile.spec.plugin.image=" + pinned}
 	first, problem := template("evenkeel", everything...)
 	if problem != "" {
 		t.Fatal(problem)
@@ -401,6 +401,7 @@ func TestPermissionsAreNarrow(t *testing.T) {
 		"reduction":    {"--set", "reduction.image=reduction:1"},
 		"policy":       {"--kube-version=1.36", "--set", "injection.mode=MutatingAdmissionPolicy"},
 		"nvsentinel":   {"--set", sentinel},
+		"v1beta1":      {"--set", "crds.v1beta1=true"},
 	}
 	// What may be written, and under which names; "" stands for any.
 	writes := map[string][]string{
@@ -419,6 +420,7 @@ func TestPermissionsAreNarrow(t *testing.T) {
 		"leaderworkersets":              {""},
 		"workloads/status":              {""},
 		"admissionchecks/status":        {""},
+		"customresourcedefinitions":     {"networkcheckpolicies.evenkeel.dev", "networkchecks.evenkeel.dev", "networkprofiles.evenkeel.dev"},
 		"events":                        {""},
 		"leases":                        {"evenkeel-controller"},
 		"secrets":                       {"evenkeel-webhook-tls"}, // and the CA's, which is seen to below
@@ -564,6 +566,69 @@ func TestCRDsCanBeKeptOrLeftOut(t *testing.T) {
 	}
 	if render(t, "evenkeel", "--set", "crds.enabled=false")[crd] != nil {
 		t.Error("crds.enabled=false installs the CRD")
+	}
+}
+
+// TestV1beta1IsServedOnRequest: without the value there is no version that needs the webhook. With it, objects are still
+// stored in v1alpha1, which the API server reads without the webhook.
+func TestV1beta1IsServedOnRequest(t *testing.T) {
+	t.Parallel()
+	const certificates = "Deployment/evenkeel-certificates"
+	versions := func(crd *unstructured.Unstructured) (names []string) {
+		list, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
+		for _, v := range list {
+			version := v.(map[string]any)
+			if version["served"] != true || (version["storage"] == true) != (version["name"] == "v1alpha1") {
+				t.Errorf("%s: %v is served: %v, stored: %v", crd.GetName(), version["name"], version["served"], version["storage"])
+			}
+			names = append(names, version["name"].(string))
+		}
+		return names
+	}
+	both := map[string]bool{"networkcheckpolicies.evenkeel.dev": true, "networkchecks.evenkeel.dev": true, "networkprofiles.evenkeel.dev": true}
+	for _, args := range [][]string{nil, {"--set", "crds.v1beta1=null"}, {"--set", "crds.v1beta1=true"}} {
+		on := slices.Contains(args, "crds.v1beta1=true")
+		objects, seen := render(t, "evenkeel", args...), 0
+		for _, object := range objects {
+			if object.GetKind() != "CustomResourceDefinition" {
+				continue
+			}
+			seen++
+			want := []string{"v1alpha1"}
+			if on && both[object.GetName()] {
+				want = append(want, "v1beta1")
+			}
+			if got := versions(object); !slices.Equal(got, want) {
+				t.Errorf("%q: %s serves %q, want %q", args, object.GetName(), got, want)
+			}
+			service, converts, _ := unstructured.NestedMap(object.Object, "spec", "conversion", "webhook", "clientConfig", "service")
+			if converts != (len(want) > 1) || converts && (objects["Service/"+service["name"].(string)] == nil ||
+				service["namespace"] != "some-namespace" || service["path"] != "/convert") {
+				t.Errorf("%q: %s is converted by %v", args, object.GetName(), service)
+			}
+		}
+		if seen != 5 {
+			t.Errorf("%q: %d CRDs, want 5", args, seen)
+		}
+		containers, _, _ := unstructured.NestedSlice(objects[certificates].Object, "spec", "template", "spec", "containers")
+		flags, _, _ := unstructured.NestedStringSlice(containers[0].(map[string]any), "args")
+		if slices.Contains(flags, "--conversion") != on {
+			t.Errorf("%q: the certificates' flags are %q", args, flags)
+		}
+	}
+	const crd = "CustomResourceDefinition/networkchecks.evenkeel.dev"
+	supplied := render(t, "evenkeel", "--set", "crds.v1beta1=true,webhook.certs.source=Supplied,webhook.certs.secretName=mine,webhook.certs.caBundle=QQ==")
+	if ca, _, _ := unstructured.NestedString(supplied[crd].Object, "spec", "conversion", "webhook", "clientConfig", "caBundle"); ca != "QQ==" {
+		t.Errorf("a supplied CA is %q in the CRD", ca)
+	}
+	for value, want := range map[string]string{
+		"injection.mode=MutatingAdmissionPolicy": "crds.v1beta1 needs injection.mode Webhook",
+		"webhook.certs.source=CertManager":       "crds.v1beta1 needs webhook.certs.source SelfManaged or Supplied",
+	} {
+		out, err := helm("template", "evenkeel", "evenkeel", "--kube-version=1.36", "--set", "crds.v1beta1=true,"+value)
+		if err == nil || !strings.Contains(out, want) {
+			t.Errorf("%s: %v, want %q\n%s", value, err, want, out)
+		}
 	}
 }
 

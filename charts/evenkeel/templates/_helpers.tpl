@@ -248,3 +248,20 @@ matchExpressions:
 {{- define "evenkeel.podProfile" -}}
 object.metadata.?annotations[?'evenkeel.dev/profile'].orValue(object.metadata.?labels[?'evenkeel.dev/profile'].orValue(''))
 {{- end -}}
+
+{{- /* How the API server converts objects between the versions of a CRD. The CA is written as that of the webhook configurations. */ -}}
+{{- define "evenkeel.conversion" -}}
+strategy: Webhook
+webhook:
+  conversionReviewVersions: [v1]
+  clientConfig:
+    {{- with .Values.webhook.certs.caBundle }}
+    caBundle: {{ . }}
+    {{- end }}
+    service: {name: {{ include "evenkeel.fullname" . }}-webhook, namespace: {{ .Release.Namespace }}, port: 443, path: /convert}
+{{- end -}}
+
+{{- /* The CRDs with two versions, as package conversion lists them. */ -}}
+{{- define "evenkeel.convertedDefinitions" -}}
+[networkcheckpolicies.evenkeel.dev, networkchecks.evenkeel.dev, networkprofiles.evenkeel.dev]
+{{- end -}}

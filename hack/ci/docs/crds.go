@@ -47,18 +47,23 @@ Kubernetes types, such as tolerations and conditions, are not repeated here.
 			return nil, fmt.Errorf("%s: %w", filepath.Base(file), err)
 		}
 		for _, version := range crd.Spec.Versions {
+			title := crd.Spec.Names.Kind
+			if !version.Storage {
+				title += " " + version.Name
+			}
 			if version.Schema == nil || version.Schema.OpenAPIV3Schema == nil {
 				return nil, fmt.Errorf("%s: version %s has no schema", filepath.Base(file), version.Name)
 			}
-			writeKind(&out, &crd, version.Name, version.Schema.OpenAPIV3Schema)
+			writeKind(&out, &crd, title, version.Name, version.Schema.OpenAPIV3Schema)
 		}
 	}
 	return out.Bytes(), nil
 }
 
-func writeKind(out *bytes.Buffer, crd *apiextensions.CustomResourceDefinition, version string, schema *apiextensions.JSONSchemaProps) {
+// writeKind writes a version of a kind. The title names the version too, unless objects are stored in it.
+func writeKind(out *bytes.Buffer, crd *apiextensions.CustomResourceDefinition, title, version string, schema *apiextensions.JSONSchemaProps) {
 	names := crd.Spec.Names
-	fmt.Fprintf(out, "\n## %s\n\n", names.Kind)
+	fmt.Fprintf(out, "\n## %s\n\n", title)
 	scope := "namespaced"
 	if crd.Spec.Scope == apiextensions.ClusterScoped {
 		scope = "for the whole cluster"
@@ -73,7 +78,7 @@ func writeKind(out *bytes.Buffer, crd *apiextensions.CustomResourceDefinition, v
 		if !ok {
 			continue
 		}
-		fmt.Fprintf(out, "\n### %s %s\n\n| Field | Type | Default | Description |\n|---|---|---|---|\n", names.Kind, part)
+		fmt.Fprintf(out, "\n### %s %s\n\n| Field | Type | Default | Description |\n|---|---|---|---|\n", title, part)
 		writeFields(out, "", &field)
 	}
 }

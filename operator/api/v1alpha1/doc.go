@@ -11,7 +11,7 @@ import (
 )
 
 //go:generate go tool controller-gen object paths=.
-//go:generate go tool controller-gen crd paths=. output:crd:dir=../../../charts/evenkeel/files/crds
+//go:generate go tool controller-gen crd paths=../... output:crd:dir=../../../charts/evenkeel/files/crds
 
 // GroupVersion of every kind in this package.
 var GroupVersion = schema.GroupVersion{Group: "evenkeel.dev", Version: "v1alpha1"}

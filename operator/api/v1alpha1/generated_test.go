@@ -10,17 +10,22 @@ import (
 // TestGeneratedFilesAreFresh compares the checked-in files with newly generated ones.
 func TestGeneratedFilesAreFresh(t *testing.T) {
 	dir := t.TempDir()
-	for _, generator := range []string{"crd", "object"} {
-		out, err := exec.CommandContext(t.Context(), "go", "tool", "controller-gen", generator, "paths=.", "output:"+generator+":dir="+dir).CombinedOutput()
-		if err != nil {
-			t.Fatalf("controller-gen %s: %v\n%s", generator, err, out)
+	for _, args := range [][]string{
+		{"crd", "paths=../...", "output:crd:dir=" + dir},
+		{"object", "paths=.", "output:object:dir=" + filepath.Join(dir, "v1alpha1")},
+		{"object", "paths=../v1beta1", "output:object:dir=" + filepath.Join(dir, "v1beta1")},
+	} {
+		command := append([]string{"tool", "controller-gen"}, args...)
+		if out, err := exec.CommandContext(t.Context(), "go", command...).CombinedOutput(); err != nil {
+			t.Fatalf("controller-gen %s: %v\n%s", args, err, out)
 		}
 	}
 	generated, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil || len(generated) != 5 {
 		t.Fatalf("controller-gen wrote %v (%v), want five kinds", generated, err)
 	}
-	pairs := map[string]string{"zz_generated.deepcopy.go": "zz_generated.deepcopy.go"}
+	const copies = "zz_generated.deepcopy.go"
+	pairs := map[string]string{copies: filepath.Join("v1alpha1", copies), filepath.Join("..", "v1beta1", copies): filepath.Join("v1beta1", copies)}
 	for _, path := range generated {
 		crd := filepath.Base(path)
 		pairs[filepath.Join("..", "..", "..", "charts", "evenkeel", "files", "crds", crd)] = crd

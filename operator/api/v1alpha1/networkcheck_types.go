@@ -614,6 +614,7 @@ type LoadedNetwork struct {
 // NetworkCheck checks the network of nodes once.
 //
 // +kubebuilder:object:root=true
+// +kubebuilder:storageversion
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:shortName=netcheck
 // +kubebuilder:printcolumn:name="Verdict",type=string,JSONPath=`.status.verdict`

@@ -248,6 +248,7 @@ type NetworkCheckPolicyStatus struct {
 // NetworkCheckPolicy keeps nodes checked.
 //
 // +kubebuilder:object:root=true
+// +kubebuilder:storageversion
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:scope=Cluster,path=networkcheckpolicies,shortName=netcheckpolicy
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -13,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 
 	"evenkeel.dev/evenkeel/operator/internal/certs"
+	"evenkeel.dev/evenkeel/operator/internal/conversion"
 )
 
 // certificatesRole is apart from the webhook: whoever may change a webhook configuration can have every object of the cluster sent to
@@ -20,6 +22,7 @@ import (
 type certificatesRole struct {
 	process
 	webhookConfiguration, service, secret, authoritySecret string
+	conversion                                             bool
 }
 
 func certificatesCommand() *cobra.Command {
@@ -42,6 +45,7 @@ func certificatesCommand() *cobra.Command {
 	cmd.Flags().StringVar(&c.authoritySecret, "ca-secret", "", "the Secret that holds the CA and its key; it has to exist, and may be empty")
 	cmd.Flags().StringVar(&c.service, "service", "", "the Service that the API server calls")
 	cmd.Flags().StringVar(&c.webhookConfiguration, "webhook-config", "", "the MutatingWebhookConfiguration and the ValidatingWebhookConfiguration that get the CA")
+	cmd.Flags().BoolVar(&c.conversion, "conversion", false, "have the API server trust it in the CustomResourceDefinitions too, whose objects the webhook converts")
 	return cmd
 }
 
@@ -61,7 +65,13 @@ func (c *certificatesRole) run(ctx context.Context) error {
 		},
 		Authority: types.NamespacedName{Namespace: c.namespace, Name: c.authoritySecret},
 	}
-	mgr, err := c.manager(ctx, ctrl.Options{Cache: cache.Options{ByObject: issuer.Cached()}, Client: client.Options{Cache: &client.CacheOptions{DisableFor: []client.Object{&corev1.Secret{}}}}})
+	if c.conversion {
+		issuer.Definitions = conversion.Definitions()
+	}
+	uncached := []client.Object{&corev1.Secret{}, &apiextensionsv1.CustomResourceDefinition{}}
+	mgr, err := c.manager(ctx, ctrl.Options{
+		Cache: cache.Options{ByObject: issuer.Cached()}, Client: client.Options{Cache: &client.CacheOptions{DisableFor: uncached}},
+	})
 	if err != nil {
 		return err
 	}

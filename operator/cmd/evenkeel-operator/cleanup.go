@@ -28,8 +28,8 @@ func cleanupCommand() *cobra.Command {
 		Use:   "cleanup",
 		Short: "Open all gates, and remove from all nodes what pre-flight checks put there",
 		Long: `Opens the gates of all jobs that wait for their nodes to be proven, and removes the condition EvenkeelNetworkHealthy, the
-label and the taint evenkeel.dev/network from all nodes. The chart runs it when it is uninstalled. It may be interrupted and
-started again. While the Deployment of a controller is there that nobody deletes, it fails and changes nothing.
+label and the taint evenkeel.dev/network from all nodes. CustomResourceDefinitions that stay serve v1alpha1 alone, which needs
+no webhook. The chart runs it when it is uninstalled. It may be interrupted and started again. While the Deployment of a controller is there that nobody deletes, it fails and changes nothing.
 
 With --check it changes nothing. It fails if a ClusterQueue of Kueue names an AdmissionCheck of Evenkeel's: such a queue would
 admit nothing any more. The chart runs that before it is uninstalled.`,
@@ -65,7 +65,8 @@ admit nothing any more. The chart runs that before it is uninstalled.`,
 			now := clock.RealClock{}
 			steps := append(uninstall.Gates(c, now), uninstall.Leftovers(c, now)...)
 			if namespace != "" {
-				steps = append(steps, uninstall.Release{Namespace: namespace}.Checks(c))
+				release := uninstall.Release{Namespace: namespace}
+				steps = append(steps, release.Checks(c), release.Conversion(c))
 			}
 			return uninstall.Run(ctx, cmd.ErrOrStderr(), now, steps...)
 		},

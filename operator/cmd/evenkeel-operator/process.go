@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -77,7 +78,7 @@ func (p *process) manager(ctx context.Context, options ctrl.Options, kinds ...st
 		return nil, err
 	}
 	options.Scheme = runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, evenkeel.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, apiextensionsv1.AddToScheme, evenkeel.AddToScheme} {
 		if err := add(options.Scheme); err != nil {
 			return nil, fmt.Errorf("scheme: %w", err)
 		}

@@ -31,6 +31,7 @@ import (
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	"evenkeel.dev/evenkeel/operator/internal/admission"
 	"evenkeel.dev/evenkeel/operator/internal/certs"
+	"evenkeel.dev/evenkeel/operator/internal/conversion"
 	"evenkeel.dev/evenkeel/operator/internal/kube/events"
 	"evenkeel.dev/evenkeel/operator/internal/metrics"
 )
@@ -176,6 +177,9 @@ func (w *webhookRole) run(ctx context.Context) error {
 	jobs := admission.Workloads(mgr.GetClient(), mgr.GetAPIReader(), w.reductionImage)
 	register := func(path string, hook http.Handler) { mgr.GetWebhookServer().Register(path, w.clients.only(hook)) }
 	register("/mutate-workload", admission.WarnWithoutKueue(jobs, mgr.GetClient(), groups.RESTClient()))
+	// Anybody may call it: the API server presents its certificate to admission webhooks only, and an answer has nothing
+	// that the caller did not send.
+	mgr.GetWebhookServer().Register("/convert", conversion.Handler())
 	reports := &reportAddress{service: w.reports, log: mgr.GetLogger()}
 	if err := mgr.Add(reports); err != nil {
 		return fmt.Errorf("address of reports: %w", err)

@@ -42,7 +42,7 @@ func uninstallCommand(c *connection) *cobra.Command {
 		Long: `Does what helm uninstall does, with your permissions and without a pod in the cluster: for a cluster where helm uninstall failed
 or was interrupted, or from which only the namespace was deleted. It deletes the webhooks and deployments, starts all jobs that
 wait for their nodes to be proven, removes condition, label and taint from all nodes, and deletes what else the chart installed.
-The CRDs stay, and with them profiles and results, unless --crds is given. Jobs that run are not touched.
+The CRDs stay, and with them profiles and results, unless --crds is given; they serve v1alpha1 alone then. Jobs that run are not touched.
 
 It may be interrupted at any time, and continues when it is started again. The exit status is 0 if nothing is left, 1 if
 something could not be removed, and 2 if it did nothing because ClusterQueues of Kueue name AdmissionChecks of Evenkeel's:
@@ -91,6 +91,7 @@ func (u *uninstaller) run(ctx context.Context, c client.Client, out io.Writer) e
 		first = append(first, queues)
 	}
 	steps = append(steps, u.release.Stop(c)...)
+	steps = append(steps, u.release.Conversion(c))
 	steps = append(steps, uninstall.Gates(c, now)...)
 	steps = append(steps, uninstall.Leftovers(c, now)...)
 	steps = append(steps, u.release.Checks(c), u.release.Delete(c))

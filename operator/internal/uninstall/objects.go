@@ -56,7 +56,7 @@ var (
 		{Version: "v1", Kind: "Secret"},
 		{Version: "v1", Kind: "ServiceAccount"},
 	}
-	definitionKinds = []schema.GroupVersionKind{{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"}}
+	definitionKinds = []schema.GroupVersionKind{definitionKind}
 )
 
 // A Release is an installation of the chart.

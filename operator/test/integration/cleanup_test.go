@@ -8,12 +8,15 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"evenkeel.dev/evenkeel/operator/api/v1beta1"
 	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
 
@@ -118,6 +121,7 @@ func TestCleanupRefusesBesideController(t *testing.T) {
 
 	// While the Deployment waits for its pods to be deleted, as by helm uninstall --cascade=foreground, nobody needs it any more.
 	t.Cleanup(func() { restoreController(t) })
+	t.Cleanup(func() { restoreDefinitions(t) })
 	controller := install.objects["Deployment/evenkeel-controller"].DeepCopy()
 	if err := admin.Delete(t.Context(), controller, client.PropagationPolicy(metav1.DeletePropagationForeground)); err != nil {
 		t.Fatal(err)
@@ -131,4 +135,10 @@ func TestCleanupRefusesBesideController(t *testing.T) {
 	for _, job := range jobs {
 		isStateOf(t, job, "runs")
 	}
+	// Nobody converts objects any more.
+	eventually(t, "the CRDs serve the stored version alone", func(ctx context.Context) (bool, error) {
+		var profiles v1beta1.NetworkProfileList
+		err := admin.List(ctx, &profiles)
+		return meta.IsNoMatchError(err) || apierrors.IsNotFound(err), nil
+	})
 }

@@ -111,7 +111,9 @@ func contested(t *testing.T, object *unstructured.Unstructured) map[string][]str
 	both := map[string][]string{}
 	for manager, theirs := range others {
 		for _, path := range slices.Sorted(maps.Keys(theirs)) {
-			if own[path] {
+			// Beside the CA, its writer owns what the manifest says of the conversion, so that it can be taken out of the manifest.
+			shared := object.GetKind() == "CustomResourceDefinition" && strings.HasPrefix(path, "/f:spec/f:conversion/")
+			if own[path] && !shared {
 				both[manager] = append(both[manager], path)
 			}
 		}

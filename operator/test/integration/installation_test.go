@@ -29,6 +29,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
+	"evenkeel.dev/evenkeel/operator/api/v1beta1"
 	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
 
@@ -51,7 +52,7 @@ const (
 
 var scheme = func() *runtime.Scheme {
 	s := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(s), evenkeel.AddToScheme(s)); err != nil {
+	if err := errors.Join(clientgoscheme.AddToScheme(s), evenkeel.AddToScheme(s), v1beta1.AddToScheme(s)); err != nil {
 		panic(err)
 	}
 	return s
@@ -100,7 +101,7 @@ func newInstallation(root, work, binary string) (*installation, error) {
 
 // manifests are what the chart renders, for this machine; more arguments change its values.
 func (i *installation) manifests(args ...string) ([]*unstructured.Unstructured, error) {
-	objects, err := apiserver.Chart(i.root, systemNamespace, append([]string{"--no-hooks", "--set", "defaultProfile.spec.plugin.image=" + image, "--set", "reduction.image=" + reductionImage,
+	objects, err := apiserver.Chart(i.root, systemNamespace, append([]string{"--no-hooks", "--set", "crds.v1beta1=true", "--set", "defaultProfile.spec.plugin.image=" + image, "--set", "reduction.image=" + reductionImage,
 		"--set", "preflight.ncclTestsImage=" + ncclTestsImage, "--set", "preflight.rcclTestsImage=" + rcclTestsImage}, args...)...)
 	if err != nil {
 		return nil, err
@@ -117,6 +118,11 @@ func (i *installation) manifests(args ...string) ([]*unstructured.Unstructured, 
 // webhook's Service by a name of this machine, on the process's own port. Certificates and names stay the chart's.
 func (i *installation) adapt(object *unstructured.Unstructured) error {
 	switch object.GetKind() {
+	case "CustomResourceDefinition":
+		if _, found, err := unstructured.NestedMap(object.Object, "spec", "conversion"); err != nil || !found {
+			return err
+		}
+		return unstructured.SetNestedField(object.Object, int64(i.port), "spec", "conversion", "webhook", "clientConfig", "service", "port")
 	case "Service":
 		object.Object["spec"] = map[string]any{"type": "ExternalName", "externalName": "localhost"}
 	case "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration":

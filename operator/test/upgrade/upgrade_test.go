@@ -19,6 +19,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -124,12 +125,7 @@ func earlierCertificate(t *testing.T) map[string][]byte {
 // issue runs this version's issuer, as its chart does, until the webhook has a certificate, and returns that.
 func (c *cluster) issue(t *testing.T) []byte {
 	t.Helper()
-	deployment := &appsv1.Deployment{}
-	if err := c.client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "evenkeel-certificates"}, deployment); err != nil {
-		t.Fatal(err)
-	}
-	args := deployment.Spec.Template.Spec.Containers[0].Args
-	stop := c.program(t, args[0], args[1:]...)
+	stop := c.issuer(t)
 	var certificate []byte
 	eventually(t, "the webhook has a certificate", func(ctx context.Context) (bool, error) {
 		secret := &corev1.Secret{}
@@ -139,6 +135,17 @@ func (c *cluster) issue(t *testing.T) []byte {
 	})
 	stop()
 	return certificate
+}
+
+// issuer runs this version's issuer, with the arguments of its Deployment, until stop.
+func (c *cluster) issuer(t *testing.T) (stop func()) {
+	t.Helper()
+	deployment := &appsv1.Deployment{}
+	if err := c.client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "evenkeel-certificates"}, deployment); err != nil {
+		t.Fatal(err)
+	}
+	args := deployment.Spec.Template.Spec.Containers[0].Args
+	return c.program(t, args[0], args[1:]...)
 }
 
 // TestChartUpgradeAndRollback has a held job, a running one, and a certificate that the API server trusts. All of them stay: neither
@@ -236,4 +243,31 @@ func TestChartUpgradeAndRollback(t *testing.T) {
 	helm("rollback", "evenkeel", "1")
 	stays("rolled back")
 	upgrade("upgraded again")
+
+	// The CA in the CRDs is not in the chart, and is not left alone in them when Helm takes out the conversion.
+	helm(append([]string{"upgrade", "evenkeel", filepath.Join(root, "charts", "evenkeel"), "--set", "crds.v1beta1=true"}, values...)...)
+	definition := &unstructured.Unstructured{}
+	definition.SetAPIVersion("apiextensions.k8s.io/v1")
+	definition.SetKind("CustomResourceDefinition")
+	conversion := func(fields ...string) (value string) {
+		t.Helper()
+		get(client.ObjectKey{Name: "networkprofiles.evenkeel.dev"}, definition)
+		value, _, err := unstructured.NestedString(definition.Object, append([]string{"spec", "conversion"}, fields...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return value
+	}
+	stop := cluster.issuer(t)
+	eventually(t, "the CRDs have the CA", func(context.Context) (bool, error) {
+		return conversion("webhook", "clientConfig", "caBundle") != "", nil
+	})
+	stop()
+	stays("with v1beta1")
+	helm("rollback", "evenkeel", "1")
+	stays("rolled back from v1beta1")
+	get(client.ObjectKey{Name: "networkprofiles.evenkeel.dev"}, definition)
+	if versions, _, _ := unstructured.NestedSlice(definition.Object, "spec", "versions"); len(versions) != 1 {
+		t.Errorf("after the rollback there are %d versions", len(versions))
+	}
 }
