@@ -3,11 +3,14 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -15,7 +18,11 @@ import (
 
 	"evenkeel.dev/evenkeel/operator/internal/certs"
 	"evenkeel.dev/evenkeel/operator/internal/conversion"
+	"evenkeel.dev/evenkeel/operator/internal/uninstall"
 )
+
+// conversionTimeout bounds the change of the CRDs at the end, and is less than the pod's grace period.
+const conversionTimeout = 20 * time.Second
 
 // certificatesRole is apart from the webhook: whoever may change a webhook configuration can have every object of the cluster sent to
 // him, and so serves no requests.
@@ -83,6 +90,25 @@ func (c *certificatesRole) run(ctx context.Context) error {
 	}
 	if err := mgr.Start(ctx); err != nil {
 		return fmt.Errorf("certificates: %w", err)
+	}
+	return c.release(context.WithoutCancel(ctx), mgr)
+}
+
+// release leaves one version of the CRDs if this namespace is being deleted: nobody converts their objects any more.
+func (c *certificatesRole) release(ctx context.Context, mgr ctrl.Manager) error {
+	if !c.conversion || !c.isLast(ctx, mgr) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, conversionTimeout)
+	defer cancel()
+	live, err := client.New(mgr.GetConfig(), client.Options{Scheme: mgr.GetScheme()})
+	if err != nil {
+		return fmt.Errorf("client: %w", err)
+	}
+	step := uninstall.Release{Namespace: c.namespace}.Conversion(live)
+	if err := uninstall.Run(ctx, os.Stderr, clock.RealClock{}, step); err != nil {
+		return fmt.Errorf("the namespace %s is being deleted, and nobody will convert objects: kubectl evenkeel uninstall leaves "+
+			"one version: %w", c.namespace, err)
 	}
 	return nil
 }

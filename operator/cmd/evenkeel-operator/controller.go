@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -46,9 +45,8 @@ const (
 	kindPoll = 10 * time.Second
 	// electionRetry is the interval at which a replica tries to become the leader, or to stay it.
 	electionRetry = 2 * time.Second
-	// releaseTimeout bounds the release of everything that waits, and is less than the pod's grace period. readTimeout bounds the
-	// question whether that is necessary, so that the controller ends soon without an API server.
-	releaseTimeout, readTimeout = 55 * time.Second, 5 * time.Second
+	// releaseTimeout bounds the release of everything that waits, and is less than the pod's grace period.
+	releaseTimeout = 55 * time.Second
 )
 
 type controllerRole struct {
@@ -204,14 +202,7 @@ func (c *controllerRole) run(ctx context.Context) error {
 func (c *controllerRole) release(ctx context.Context, mgr manager.Manager) error {
 	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()
-	brief, stop := context.WithTimeout(ctx, readTimeout)
-	defer stop()
-	namespace := &corev1.Namespace{}
-	if err := mgr.GetAPIReader().Get(brief, client.ObjectKey{Name: c.namespace}, namespace); err != nil {
-		mgr.GetLogger().Info("cannot read the own namespace", "reason", err.Error())
-		return nil
-	}
-	if namespace.DeletionTimestamp == nil {
+	if !c.isLast(ctx, mgr) {
 		return nil
 	}
 	live, err := client.New(mgr.GetConfig(), client.Options{Scheme: mgr.GetScheme()})

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -18,6 +19,7 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -31,6 +33,9 @@ const (
 	kindTimeout = time.Minute
 	// syncTimeout bounds the first listing of what a role watches.
 	syncTimeout = 2 * time.Minute
+	// readTimeout bounds the question whether the namespace is being deleted, so that a process ends soon without an API
+	// server.
+	readTimeout = 5 * time.Second
 )
 
 // A process is what both roles have.
@@ -100,6 +105,18 @@ func (p *process) manager(ctx context.Context, options ctrl.Options, kinds ...st
 		}
 	}
 	return mgr, nil
+}
+
+// isLast reports whether the namespace of this installation is being deleted: no other process will come then.
+func (p *process) isLast(ctx context.Context, mgr ctrl.Manager) bool {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	namespace := &corev1.Namespace{}
+	if err := mgr.GetAPIReader().Get(ctx, client.ObjectKey{Name: p.namespace}, namespace); err != nil {
+		mgr.GetLogger().Info("cannot read the own namespace", "reason", err.Error())
+		return false
+	}
+	return namespace.DeletionTimestamp != nil
 }
 
 // reach waits until the API server answers. Otherwise the error says why it does not.

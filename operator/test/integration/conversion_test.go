@@ -9,8 +9,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -302,6 +306,76 @@ func TestStoredVersionNeedsNoWebhook(t *testing.T) {
 	restoreDefinitions(t)
 	if left, err := other.Conversion(admin).List(t.Context()); err != nil || len(left) > 0 {
 		t.Errorf("an uninstall of another release would change %d definitions, %v", len(left), err)
+	}
+}
+
+// TestDefinitionsNeedNoWebhookWhenNamespaceIsDeleted: the issuer of a namespace that is being deleted is the last one.
+func TestDefinitionsNeedNoWebhookWhenNamespaceIsDeleted(t *testing.T) {
+	t.Cleanup(func() { restoreDefinitions(t) })
+	const name, crd = "leaving-certs", "networkchecks.evenkeel.dev"
+	leaving := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	account := []rbacv1.Subject{{
+		Kind: rbacv1.ServiceAccountKind, Namespace: systemNamespace, Name: "evenkeel-certificates",
+	}}
+	global := metav1.ObjectMeta{Name: name}
+	for _, object := range []client.Object{
+		leaving,
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "tls"}},
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "ca"}},
+		&admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: global},
+		&rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "everything"}, Subjects: account,
+			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"}},
+		&rbacv1.ClusterRole{ObjectMeta: global, Rules: []rbacv1.PolicyRule{{
+			APIGroups: []string{admissionregistrationv1.GroupName}, ResourceNames: []string{name},
+			Resources: []string{"mutatingwebhookconfigurations", "validatingwebhookconfigurations"},
+			Verbs:     []string{"get", "list", "watch", "patch"},
+		}}},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: global, Subjects: account,
+			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name}},
+	} {
+		if err := admin.Create(t.Context(), object); err != nil {
+			t.Fatal(err)
+		}
+		if object.GetNamespace() == "" && object != leaving {
+			remove(t, object)
+		}
+	}
+	definition := &unstructured.Unstructured{}
+	definition.SetAPIVersion("apiextensions.k8s.io/v1")
+	definition.SetKind("CustomResourceDefinition")
+	definition.SetName(crd)
+	moved := client.RawPatch(types.MergePatchType,
+		[]byte(`{"spec": {"conversion": {"webhook": {"clientConfig": {"service": {"namespace": "`+name+`"}}}}}}`))
+	if err := admin.Patch(t.Context(), definition, moved); err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig, err := install.kubeconfig("evenkeel-certificates")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, deleted := range []bool{false, true} {
+		last, err := launch(install.binary, kubeconfig, []string{
+			"certificates", "--namespace=" + name, "--webhook-config=" + name, "--service=evenkeel-webhook",
+			"--secret=tls", "--ca-secret=ca", "--conversion",
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if deleted {
+			if err := admin.Delete(t.Context(), leaving); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := last.stop(); err != nil {
+			t.Fatal(err)
+		}
+		if err := admin.Get(t.Context(), client.ObjectKeyFromObject(definition), definition); err != nil {
+			t.Fatal(err)
+		}
+		versions, _, _ := unstructured.NestedSlice(definition.Object, "spec", "versions")
+		if (len(versions) == 1) != deleted {
+			t.Errorf("deleted %t: %s has %d versions", deleted, crd, len(versions))
+		}
 	}
 }
 
