@@ -34,7 +34,7 @@ func restoreTemplates(job *unstructured.Unstructured, old []byte) (restored bool
 	if err != nil {
 		return false, err
 	}
-	given, queued := job.DeepCopy(), workload.Queued(before)
+	given := job.DeepCopy()
 	for _, was := range had {
 		at := slices.IndexFunc(have, was.Same)
 		if at < 0 || !pinned(was) {
@@ -44,7 +44,7 @@ func restoreTemplates(job *unstructured.Unstructured, old []byte) (restored bool
 		labels, annotations := lost(was.Labels(), is.Labels()), lost(was.Annotations(), is.Annotations())
 		if len(labels)+len(annotations) == 0 {
 			// What was not there before the update either may be impossible to add now.
-			if whole, err := hasSpec(before, was, queued); err != nil {
+			if whole, err := hasSpec(before, was); err != nil {
 				return !same(given, job), err
 			} else if !whole {
 				continue
@@ -53,7 +53,7 @@ func restoreTemplates(job *unstructured.Unstructured, old []byte) (restored bool
 		if err := is.Add(labels, annotations); err != nil {
 			return !same(given, job), err
 		}
-		if err := restoreSpec(is, queued); err != nil {
+		if err := restoreSpec(before, is); err != nil {
 			return !same(given, job), err
 		}
 	}
@@ -61,13 +61,13 @@ func restoreTemplates(job *unstructured.Unstructured, old []byte) (restored bool
 }
 
 // hasSpec reports whether the job's template has all that restoreSpec would add.
-func hasSpec(job *unstructured.Unstructured, t workload.Template, queued bool) (bool, error) {
+func hasSpec(job *unstructured.Unstructured, t workload.Template) (bool, error) {
 	restored := job.DeepCopy()
 	templates, err := workload.Templates(restored)
 	if err != nil {
 		return false, err
 	}
-	if err := restoreSpec(templates[slices.IndexFunc(templates, t.Same)], queued); err != nil {
+	if err := restoreSpec(job, templates[slices.IndexFunc(templates, t.Same)]); err != nil {
 		return false, err
 	}
 	return same(job, restored), nil
@@ -83,18 +83,18 @@ func same(a, b *unstructured.Unstructured) bool {
 	return err == nil && bytes.Equal(one, other)
 }
 
-// restoreSpec changes the template's pods as when the job was created.
-func restoreSpec(t workload.Template, queued bool) error {
+// restoreSpec changes the pods of a template of the job as when the job was created.
+func restoreSpec(job *unstructured.Unstructured, t workload.Template) error {
 	resolved, err := inject.FromPod(t.Labels(), t.Annotations())
 	if err != nil {
 		return fmt.Errorf("%s: %w", t.Path, err)
 	}
-	if resolved.RDMA != nil {
+	if resolved.RDMA != nil && !workload.Copied(job) {
 		if err := t.AddResources(func(spec *corev1.PodSpec) error { return inject.AddDevices(spec, t.Annotations(), resolved) }); err != nil {
 			return err
 		}
 	}
-	if queued {
+	if workload.Queued(job) {
 		return t.ChangeAffinity(avoidUnhealthyNodes)
 	}
 	return nil

@@ -203,8 +203,10 @@ func (w workloadPinner) pinProfile(ctx context.Context, job *unstructured.Unstru
 		// A generated name is not known yet. The name of the servers begins with the same prefix.
 		resolved.Environment[inject.JobEnv] = inject.JobName(req.Namespace, cmp.Or(job.GetName(), resolved.Reduction.Service))
 	}
-	if warnings, err = checkRDMA(profile, resolved.RDMA); err != nil {
-		return nil, refusal{err}
+	if !workload.RunsElsewhere(job) { // this cluster need not have the device
+		if warnings, err = checkRDMA(profile, resolved.RDMA); err != nil {
+			return nil, refusal{err}
+		}
 	}
 	if noServers != "" {
 		warnings = append(warnings, "no reduction servers: "+noServers)
@@ -247,7 +249,7 @@ func (w workloadPinner) pinProfile(ctx context.Context, job *unstructured.Unstru
 		if err := t.Add(here.Labels(), annotations); err != nil {
 			return nil, refusal{err}
 		}
-		if here.RDMA != nil {
+		if here.RDMA != nil && !workload.Copied(job) { // its pods get the device when they are made
 			if err := t.AddResources(func(spec *corev1.PodSpec) error { return inject.AddDevices(spec, t.Annotations(), here) }); err != nil {
 				return nil, refusal{err}
 			}

@@ -35,20 +35,26 @@ type kind struct {
 	size []string
 	// podLabel is the label of the job's pods that has its name; empty: the job itself is the controller of its pods.
 	podLabel string
+	// managedBy is the path of the field that names the job's controller; nil if the kind has none.
+	managedBy []string
 }
 
 var kinds = map[schema.GroupKind]kind{
 	{Group: "kubeflow.org", Kind: "PyTorchJob"}: {
 		version: "v1", templates: [][]string{{"spec", "pytorchReplicaSpecs", "*", "template"}}, suspend: []string{"spec", "runPolicy", "suspend"},
+		managedBy: []string{"spec", "runPolicy", "managedBy"},
 	},
 	{Group: "kubeflow.org", Kind: "MPIJob"}: {
 		version: "v2beta1", templates: [][]string{{"spec", "mpiReplicaSpecs", "*", "template"}}, suspend: []string{"spec", "runPolicy", "suspend"},
+		managedBy: []string{"spec", "runPolicy", "managedBy"},
 	},
 	{Group: "jobset.x-k8s.io", Kind: "JobSet"}: {
 		version: "v1alpha2", templates: [][]string{{"spec", "replicatedJobs", "[]", "template", "spec", "template"}}, suspend: []string{"spec", "suspend"},
+		managedBy: []string{"spec", "managedBy"},
 	},
 	{Group: "batch", Kind: "Job"}: {
 		version: "v1", templates: [][]string{{"spec", "template"}}, suspend: []string{"spec", "suspend"},
+		managedBy: []string{"spec", "managedBy"},
 	},
 	{Group: "batch.volcano.sh", Kind: "Job"}: {
 		version: "v1alpha1", templates: [][]string{{"spec", "tasks", "[]", "template"}},

@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -78,6 +79,8 @@ type controllers struct {
 	clock, calendar *clock
 	delays          debounce.Scale
 	use             *nodeuse.Tracker
+	// api is the API server; nil: that of most tests.
+	api *rest.Config
 }
 
 func (c controllers) start(t *testing.T, change ...func(*ctrl.Options)) (stop func()) {
@@ -101,7 +104,7 @@ func (c controllers) start(t *testing.T, change ...func(*ctrl.Options)) (stop fu
 	for _, f := range change {
 		f(&options)
 	}
-	mgr, err := ctrl.NewManager(apiserver.As(config, namespace, account), options)
+	mgr, err := ctrl.NewManager(apiserver.As(cmp.Or(c.api, config), namespace, account), options)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -27,6 +28,11 @@ import (
 
 // kubeconfig writes a kubeconfig of the API server's administrator and returns its path.
 func kubeconfig(t *testing.T) string {
+	t.Helper()
+	return kubeconfigOf(t, config)
+}
+
+func kubeconfigOf(t *testing.T, config *rest.Config) string {
 	t.Helper()
 	encode := func(data []byte) string { return base64.StdEncoding.EncodeToString(data) }
 	text, err := yaml.Marshal(map[string]any{

@@ -406,6 +406,11 @@ func newNodes(t *testing.T, pool string, count int) []string {
 
 func newNode(t *testing.T, name, pool string) {
 	t.Helper()
+	newNodeIn(t, admin, name, pool)
+}
+
+func newNodeIn(t *testing.T, admin client.Client, name, pool string) {
+	t.Helper()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"pool": pool}}}
 	if err := admin.Create(t.Context(), node); err != nil {
 		t.Fatal(err)

@@ -25,6 +25,11 @@ import (
 // kueueObject makes one of Kueue's objects, as YAML has it, with its status; it goes with the test.
 func kueueObject(t *testing.T, text string) *unstructured.Unstructured {
 	t.Helper()
+	return kueueObjectIn(t, admin, text)
+}
+
+func kueueObjectIn(t *testing.T, admin client.Client, text string) *unstructured.Unstructured {
+	t.Helper()
 	object := &unstructured.Unstructured{}
 	if err := yaml.UnmarshalStrict([]byte(text), &object.Object); err != nil {
 		t.Fatal(err)
@@ -74,6 +79,11 @@ func reservedWorkloadIn(t *testing.T, namespace, name, check string, hosts ...st
 
 // isAnswered waits until the workload's check has the state, and a message with the part.
 func isAnswered(t *testing.T, workload *unstructured.Unstructured, check, state, part string) map[string]any {
+	t.Helper()
+	return isAnsweredIn(t, admin, workload, check, state, part)
+}
+
+func isAnsweredIn(t *testing.T, admin client.Client, workload *unstructured.Unstructured, check, state, part string) map[string]any {
 	t.Helper()
 	var answer map[string]any
 	t.Cleanup(func() {

@@ -43,8 +43,10 @@ var (
 	admin  client.Client
 	config *rest.Config
 	// work is a folder that goes with the tests.
-	work   string
-	scheme = func() *runtime.Scheme {
+	work string
+	// definitions are the files of the kinds that API servers of these tests serve.
+	definitions []string
+	scheme      = func() *runtime.Scheme {
 		s := runtime.NewScheme()
 		if err := errors.Join(clientgoscheme.AddToScheme(s), evenkeel.AddToScheme(s)); err != nil {
 			panic(err)
@@ -77,8 +79,7 @@ func run(m *testing.M) (code int, err error) {
 		return 1, err
 	}
 	defer os.RemoveAll(work)
-	definitions, err := filepath.Glob(filepath.Join(root, "charts", "evenkeel", "files", "crds", "*.yaml"))
-	if err != nil {
+	if definitions, err = filepath.Glob(filepath.Join(root, "charts", "evenkeel", "files", "crds", "*.yaml")); err != nil {
 		return 1, err
 	}
 	mpiOperator, err := apiserver.Source(root, "cluster", "github.com/kubeflow/mpi-operator")
@@ -93,7 +94,7 @@ func run(m *testing.M) (code int, err error) {
 	if err != nil {
 		return 1, err
 	}
-	for _, kind := range []string{"workloads", "admissionchecks", "resourceflavors", "clusterqueues"} {
+	for _, kind := range []string{"workloads", "admissionchecks", "resourceflavors", "clusterqueues", "multikueueconfigs"} {
 		definitions = append(definitions, filepath.Join(kueueModule, "config", "components", "crd", "bases", "kueue.x-k8s.io_"+kind+".yaml"))
 	}
 	definitions = append(definitions, filepath.Join(mpiOperator, "manifests", "base", "kubeflow.org_mpijobs.yaml"),
@@ -111,14 +112,15 @@ func run(m *testing.M) (code int, err error) {
 	if admin, err = client.New(config, client.Options{Scheme: scheme}); err != nil {
 		return 1, err
 	}
-	if err := prepare(root); err != nil {
+	if err := prepare(root, admin); err != nil {
 		return 1, err
 	}
+	defer func() { err = errors.Join(err, stopManagerCluster()) }()
 	return m.Run(), nil
 }
 
 // prepare makes what every check needs: the namespace, the chart's permissions, a profile.
-func prepare(root string) error {
+func prepare(root string, admin client.Client) error {
 	// On a machine that has no Helm yet this builds it, for as long as that takes.
 	objects, err := apiserver.Chart(root, namespace, "--set", "nvsentinel.connector=unix:///run/nvsentinel.sock", "--api-versions", "kueue.x-k8s.io/v1beta2/AdmissionCheck")
 	if err != nil {
