@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"encoding/pem"
+	"fmt"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -317,5 +319,51 @@ func TestMultiKueueCopyStaysInSync(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// dispatchingQueue makes MultiKueue's objects in the manager cluster: its AdmissionCheck and the worker clusters.
+func dispatchingQueue(t *testing.T, m *managerCluster) {
+	t.Helper()
+	for _, text := range []string{
+		`{apiVersion: kueue.x-k8s.io/v1beta2, kind: MultiKueueConfig, metadata: {name: workers}, spec: {clusters: [worker-1, worker-2]}}`,
+		`{apiVersion: kueue.x-k8s.io/v1beta2, kind: AdmissionCheck, metadata: {name: another}, spec: {controllerName: kueue.x-k8s.io/multikueue, parameters: {apiGroup: kueue.x-k8s.io, kind: MultiKueueConfig, name: workers}}}`,
+	} {
+		kueueObjectIn(t, m.admin, text)
+	}
+}
+
+// The manager cluster has nodes of its own, which nobody proves. MultiKueue sends the Workload away when all other checks are ready, and its
+// pods never run here: Evenkeel's check says where they run, and does not wait.
+func TestMultiKueueManagerDoesNotWaitForNodes(t *testing.T) {
+	m := newManagerCluster(t)
+	controllers{logs: newFleet(t, stuck), clock: &clock{}, calendar: &clock{}, api: m.config}.start(t)
+	for i := range 2 {
+		newNodeIn(t, m.admin, fmt.Sprintf("manager-%d", i), "manager")
+	}
+	policy := &evenkeel.NetworkCheckPolicy{ObjectMeta: metav1.ObjectMeta{Name: "manager"}}
+	policy.Spec.Triggers.NewNodes = evenkeel.SwitchDisabled
+	policy.Spec.Check.Runner.Type = evenkeel.RunnerBench
+	if err := m.admin.Create(t.Context(), policy); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.admin.Delete(context.Background(), policy); err != nil {
+			t.Error(err)
+		}
+	})
+	dispatchingQueue(t, m)
+	kueueObjectIn(t, m.admin, `{apiVersion: kueue.x-k8s.io/v1beta2, kind: AdmissionCheck, metadata: {name: manager}, spec: {
+  controllerName: evenkeel.dev/preflight, parameters: {apiGroup: evenkeel.dev, kind: NetworkCheckPolicy, name: manager}}}`)
+	now := time.Now().UTC().Format(time.RFC3339)
+	w := kueueObjectIn(t, m.admin, fmt.Sprintf(`{apiVersion: kueue.x-k8s.io/v1beta2, kind: Workload, metadata: {name: away, namespace: default}, spec: {
+  podSets: [{name: main, count: 2, template: {spec: {restartPolicy: Never, containers: [{name: c, image: "registry.example.com/train:1", resources: {}}]}}}]}, status: {
+  conditions: [{type: QuotaReserved, status: "True", reason: QuotaReserved, message: m, lastTransitionTime: %[1]q}],
+  admissionChecks: [{name: manager, state: Pending, message: "", lastTransitionTime: %[1]q}, {name: another, state: Pending, message: "", lastTransitionTime: %[1]q}],
+  admission: {clusterQueue: q, podSetAssignments: [{name: main, count: 2, delayedTopologyRequest: Pending}]}}}`, now))
+	isAnsweredIn(t, m.admin, w, "manager", "Ready", "in another cluster, to which MultiKueue sends it by the AdmissionCheck another: worker-1 or worker-2, whose ClusterQueues have its nodes proven")
+	var checks evenkeel.NetworkCheckList
+	if err := m.admin.List(t.Context(), &checks); err != nil || len(checks.Items) != 0 {
+		t.Errorf("%d checks of nodes on which it never runs, %v", len(checks.Items), err)
 	}
 }

@@ -80,6 +80,9 @@ func TestDoctorKnowsKueue(t *testing.T) {
 	admissionCheck(t, "doctor", "doctor")
 	newQueue(t, "proven", "doctor")
 	newQueue(t, "unproven", "theirs")
+	// MultiKueue sends the jobs of this one to clusters whose ClusterQueues have the check.
+	kueueObject(t, `{apiVersion: kueue.x-k8s.io/v1beta2, kind: AdmissionCheck, metadata: {name: dispatched}, spec: {controllerName: kueue.x-k8s.io/multikueue}}`)
+	newQueue(t, "dispatched", "dispatched")
 	if text := examined(); strings.Contains(text, suspended) || strings.Contains(text, "nobody proves") {
 		t.Errorf("nothing suspends Jobs, and no policy gates any:\n%s", text)
 	}

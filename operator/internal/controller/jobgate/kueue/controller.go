@@ -33,6 +33,7 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/controller/jobgate"
 	"evenkeel.dev/evenkeel/operator/internal/kube/events"
 	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
+	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
 const (
@@ -90,10 +91,14 @@ func (c *Reconciler) reconcileAll(ctx context.Context) (reconcile.Result, error)
 		return reconcile.Result{}, err
 	}
 	var all []error
-	ours, provisioning := map[string]string{}, map[string]bool{} // policies, by AdmissionCheck
+	ours := map[string]string{} // policies, by AdmissionCheck
+	others := otherChecks{provisioning: map[string]bool{}, dispatching: map[string]*unstructured.Unstructured{}}
 	for i := range checks {
-		if isProvisioning(&checks[i]) {
-			provisioning[checks[i].GetName()] = true
+		switch {
+		case isOf(&checks[i], provisioningController):
+			others.provisioning[checks[i].GetName()] = true
+		case isOf(&checks[i], workload.MultiKueueController):
+			others.dispatching[checks[i].GetName()] = &checks[i]
 		}
 		if name, policy, is := parseParameters(&checks[i]); is {
 			ours[name] = policy
@@ -108,7 +113,7 @@ func (c *Reconciler) reconcileAll(ctx context.Context) (reconcile.Result, error)
 			return reconcile.Result{}, errors.Join(all...) // nothing waits for us, or they are watched soon
 		}
 	}
-	waiting, err := c.listWaiting(ctx, ours, provisioning)
+	waiting, err := c.listWaiting(ctx, ours, others)
 	all = append(all, err)
 	c.next = time.Time{}
 	result, err := c.Evaluate(ctx, waiting)
@@ -163,9 +168,15 @@ func setActive(ctx context.Context, c client.Client, check *unstructured.Unstruc
 	return err
 }
 
-// listWaiting returns the pending checks that can be decided. The others wait for nodes that an autoscaler has yet to
-// bring, which is an event. They say so.
-func (c *Reconciler) listWaiting(ctx context.Context, ours map[string]string, provisioning map[string]bool) ([]jobgate.Waiter, error) {
+// otherChecks are AdmissionChecks of Kueue's own controllers, by name.
+type otherChecks struct {
+	provisioning map[string]bool
+	dispatching  map[string]*unstructured.Unstructured
+}
+
+// listWaiting returns the pending checks that can be decided. Some others wait for nodes that an autoscaler has yet to
+// bring, which is an event. They say so. Those of workloads that MultiKueue sends away are answered here.
+func (c *Reconciler) listWaiting(ctx context.Context, ours map[string]string, others otherChecks) ([]jobgate.Waiter, error) {
 	workloads, err := c.list(ctx, kindWorkload)
 	if err != nil {
 		return nil, err
@@ -182,12 +193,16 @@ func (c *Reconciler) listWaiting(ctx context.Context, ours map[string]string, pr
 		found, err := pendingChecks(&workloads[i], ours)
 		all = append(all, err)
 		for _, w := range found {
+			if by := w.dispatchedBy(others.dispatching); by != nil {
+				all = append(all, c.admitElsewhere(ctx, w, by))
+				continue
+			}
 			job, err := w.job(flavors)
 			if err != nil {
 				all = append(all, err)
 				continue
 			}
-			waitsFor, provisioned := w.provisioned(provisioning)
+			waitsFor, provisioned := w.provisioned(others.provisioning)
 			if waitsFor != "" {
 				all = append(all, c.say(ctx, w, fmt.Sprintf("waits for nodes, which Kueue asks an autoscaler for by the AdmissionCheck %s; they are checked when they are there", waitsFor)))
 				continue
@@ -200,8 +215,8 @@ func (c *Reconciler) listWaiting(ctx context.Context, ours map[string]string, pr
 		}
 	}
 	maps.DeleteFunc(c.retries, func(check types.UID, _ int) bool {
-		workload, _, _ := strings.Cut(string(check), "/")
-		return !there[types.UID(workload)]
+		of, _, _ := strings.Cut(string(check), "/")
+		return !there[types.UID(of)]
 	})
 	return waiting, errors.Join(all...)
 }

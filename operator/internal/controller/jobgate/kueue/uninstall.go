@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"evenkeel.dev/evenkeel/operator/internal/kube/sweep"
+	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
 const (
@@ -113,19 +114,21 @@ func ListQueues(ctx context.Context, c client.Client) ([]sweep.Item, error) {
 }
 
 // UnprovenQueues returns the names of the ClusterQueues that name none of our AdmissionChecks: they admit jobs whose nodes nobody has
-// proven. The client reads without a cache.
+// proven. Those of MultiKueue admit none to nodes of this cluster. The client reads without a cache.
 func UnprovenQueues(ctx context.Context, c client.Client) ([]string, error) {
-	checks, err := listOurs(ctx, c)
+	answered := map[string]bool{}
+	err := eachObject(ctx, c, kindCheck, func(check *unstructured.Unstructured) error {
+		if isOf(check, ControllerName) || isOf(check, workload.MultiKueueController) {
+			answered[check.GetName()] = true
+		}
+		return nil
+	})
 	if err != nil {
 		return nil, err
 	}
-	ours := map[string]bool{}
-	for i := range checks {
-		ours[checks[i].GetName()] = true
-	}
 	var unproven []string
 	err = eachObject(ctx, c, kindQueue, func(queue *unstructured.Unstructured) error {
-		if _, named := withoutChecks(queue, ours); len(named) == 0 {
+		if _, named := withoutChecks(queue, answered); len(named) == 0 {
 			unproven = append(unproven, queue.GetName())
 		}
 		return nil

@@ -115,10 +115,10 @@ func decodeField(object *unstructured.Unstructured, name string, into any) error
 	return nil
 }
 
-// isProvisioning reports whether Kueue asks an autoscaler for nodes by the AdmissionCheck.
-func isProvisioning(check *unstructured.Unstructured) bool {
+// isOf reports whether the controller decides the AdmissionCheck.
+func isOf(check *unstructured.Unstructured, controller string) bool {
 	var spec checkSpec
-	return decodeField(check, "spec", &spec) == nil && spec.ControllerName == provisioningController
+	return decodeField(check, "spec", &spec) == nil && spec.ControllerName == controller
 }
 
 // parseParameters returns the name and the policy of an AdmissionCheck, and whether it is one of ours.

@@ -92,7 +92,7 @@ func TestKueueProvisioningChecks(t *testing.T) {
 		`{spec: {controllerName: evenkeel.dev/preflight}}`: false,
 		`{spec: 7}`: false,
 	} {
-		if is := isProvisioning(parse(t, text)); is != want {
+		if is := isOf(parse(t, text), provisioningController); is != want {
 			t.Errorf("%s: %t", text, is)
 		}
 	}
