@@ -113,7 +113,7 @@ func findJobs(ctx context.Context, cluster client.Client, namespace, argument st
 
 // findOther returns the object of any other kind, whose pods may ask for a profile themselves.
 func findOther(ctx context.Context, cluster client.Client, namespace, resource, name string) ([]unstructured.Unstructured, error) {
-	kind, err := cluster.RESTMapper().KindFor(schema.GroupVersionResource{Resource: strings.ToLower(resource)})
+	kind, err := cluster.RESTMapper().KindFor(schema.ParseGroupResource(strings.ToLower(resource)).WithVersion(""))
 	if meta.IsNoMatchError(err) {
 		return nil, fmt.Errorf("the cluster has no kind %q", resource)
 	}
@@ -130,6 +130,9 @@ func findOther(ctx context.Context, cluster client.Client, namespace, resource, 
 
 // explainOther prints what the pods of an object have whose kind Evenkeel does not list.
 func explainOther(ctx context.Context, cluster client.Client, access *podAccess, object *unstructured.Unstructured, out io.Writer, now time.Time) error {
+	if object.GroupVersionKind().GroupKind() == kueueWorkload {
+		return explainWorkload(ctx, cluster, object, out, now)
+	}
 	title := fmt.Sprintf("%s %s/%s", object.GetKind(), object.GetNamespace(), object.GetName())
 	var pods []corev1.Pod
 	var err error
@@ -201,6 +204,9 @@ func explainJob(ctx context.Context, cluster client.Client, access *podAccess, j
 		return err
 	}
 	if err := explainCalls(ctx, access, pods, out); err != nil {
+		return err
+	}
+	if err := explainPlace(ctx, cluster, job, out); err != nil {
 		return err
 	}
 	if err := explainWaits(ctx, cluster, job, pods, out, now); err != nil {

@@ -8,9 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -171,51 +169,4 @@ func gateStatus(ctx context.Context, cluster client.Client, job gate.Job, now ti
 		return d.Message + "; its policy lets it wait without a limit", nil
 	}
 	return fmt.Sprintf("%s; it starts in any case at %s (in %s)", d.Message, d.Until.UTC().Format("15:04:05 UTC"), duration.HumanDuration(d.Until.Sub(now))), nil
-}
-
-// Kueue's kind, and its label with the UID of the job.
-var (
-	kueueWorkload = schema.GroupKind{Group: "kueue.x-k8s.io", Kind: "Workload"}
-	kueueJobLabel = "kueue.x-k8s.io/job-uid"
-)
-
-// kueueReasons says why Kueue has not started the job.
-func kueueReasons(ctx context.Context, cluster client.Client, job *unstructured.Unstructured) ([]string, error) {
-	queue := workload.Queue(job)
-	mapping, err := cluster.RESTMapper().RESTMapping(kueueWorkload)
-	if meta.IsNoMatchError(err) {
-		return []string{fmt.Sprintf("it is in the Kueue queue %s, but the cluster has no Kueue", queue)}, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("discover kind %s: %w", kueueWorkload, err)
-	}
-	list := &unstructured.UnstructuredList{}
-	list.SetGroupVersionKind(mapping.GroupVersionKind)
-	if err := cluster.List(ctx, list, client.InNamespace(job.GetNamespace()), client.MatchingLabels{kueueJobLabel: string(job.GetUID())}); err != nil {
-		return nil, fmt.Errorf("list Kueue's workloads: %w", err)
-	}
-	var waits []string
-	for i := range list.Items {
-		requested, err := requestedNodes(ctx, cluster, &list.Items[i])
-		if err != nil {
-			return nil, err
-		}
-		waits = append(waits, requested...)
-		conditions, _, _ := unstructured.NestedSlice(list.Items[i].Object, "status", "conditions") // a new one has none
-		for _, item := range conditions {
-			if c, _ := item.(map[string]any); c["type"] == "QuotaReserved" && c["status"] != "True" {
-				waits = append(waits, fmt.Sprintf("Kueue's queue %s has no quota for it yet: %v", queue, c["message"]))
-			}
-		}
-		checks, _, _ := unstructured.NestedSlice(list.Items[i].Object, "status", "admissionChecks")
-		for _, item := range checks {
-			if c, _ := item.(map[string]any); c["state"] != "Ready" {
-				waits = append(waits, strings.TrimSuffix(fmt.Sprintf("Kueue's admission check %v is %v: %v", c["name"], c["state"], c["message"]), ": "))
-			}
-		}
-	}
-	if len(waits) == 0 {
-		waits = []string{fmt.Sprintf("Kueue's queue %s has yet to start it", queue)}
-	}
-	return waits, nil
 }

@@ -25,6 +25,7 @@ import (
 	"evenkeel.dev/evenkeel/hack/cluster/toolbox"
 	evenkeel "evenkeel.dev/evenkeel/operator/api/v1alpha1"
 	webhooks "evenkeel.dev/evenkeel/operator/internal/admission"
+	"evenkeel.dev/evenkeel/operator/internal/cli"
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
@@ -366,4 +367,64 @@ func TestMultiKueueManagerDoesNotWaitForNodes(t *testing.T) {
 	if err := m.admin.List(t.Context(), &checks); err != nil || len(checks.Items) != 0 {
 		t.Errorf("%d checks of nodes on which it never runs, %v", len(checks.Items), err)
 	}
+}
+
+// In the worker cluster the Workload comes before the copy of its job, which Kueue makes when the Workload is admitted. Nobody owns it, and
+// it waits for Evenkeel's check as any other. The reason is on the Workload: Kueue sends nothing of it back to the manager cluster.
+func TestMultiKueueWorkerGatesTheCopy(t *testing.T) {
+	start(t, newFleet(t, links(map[string]float64{"copies-1": 0.1})), &clock{}, &clock{})
+	newNodes(t, "copies", 4)
+	newPolicy(t, "copies", nil)
+	admissionCheck(t, "copies", "copies")
+	carries(t, "copies-1", "False TooSlow|unhealthy|")
+	fromManager := func(name string, hosts ...string) *unstructured.Unstructured {
+		w := reservedWorkload(t, name, "copies", hosts...)
+		patch := `{"metadata": {"labels": {"kueue.x-k8s.io/multikueue-origin": "multikueue"}}}`
+		if err := admin.Patch(t.Context(), w, client.RawPatch("application/merge-patch+json", []byte(patch))); err != nil {
+			t.Fatal(err)
+		}
+		return w
+	}
+	failed := fromManager("copy-failed", "copies-0", "copies-1")
+	isAnswered(t, failed, "copies", "Retry", "the network of copies-1 failed")
+	isAnswered(t, fromManager("copy-proven", "copies-2", "copies-3"), "copies", "Ready", "all 2 nodes")
+	plugin(t, kubeconfig(t), cli.ExitPass, "why workload.kueue.x-k8s.io/copy-failed",
+		"Workload default/copy-failed: of Kueue", "It waits\n  Kueue's admission check copies is Retry: the network of copies-1 failed", "EvenkeelUnhealthyHost")
+}
+
+// The user asks in the manager cluster, where the job has no pods.
+func TestKubectlPluginWhyJobRunsElsewhere(t *testing.T) {
+	m := newManagerCluster(t)
+	dispatchingQueue(t, m)
+	job := queuedJob(t, "elsewhere", "default")
+	if err := m.admin.Create(t.Context(), job); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.admin.Delete(context.Background(), job); err != nil {
+			t.Error(err)
+		}
+	})
+	w := kueueObjectIn(t, m.admin, fmt.Sprintf(`{apiVersion: kueue.x-k8s.io/v1beta2, kind: Workload, metadata: {name: pytorchjob-elsewhere-1a2b3, namespace: default, labels: {kueue.x-k8s.io/job-uid: %q}}, spec: {
+  podSets: [{name: main, count: 2, template: {spec: {restartPolicy: Never, containers: [{name: c, image: "registry.example.com/train:1", resources: {}}]}}}]}, status: {
+  conditions: [{type: QuotaReserved, status: "True", reason: QuotaReserved, message: m, lastTransitionTime: "2026-11-21T12:00:00Z"}],
+  admissionChecks: [{name: another, state: Pending, message: "", lastTransitionTime: "2026-11-21T12:00:00Z"}],
+  nominatedClusterNames: [worker-1, worker-2]}}`, job.GetUID()))
+	config := kubeconfigOf(t, m.config)
+	plugin(t, config, cli.ExitPass, "why pytorchjob/elsewhere",
+		"MultiKueue has sent it to the clusters worker-1 and worker-2: it runs in the first that admits it. Kueue does not send back what it waits for there; there, this says it: kubectl evenkeel why workload.kueue.x-k8s.io/pytorchjob-elsewhere-1a2b3 -n default",
+		"Kueue's admission check another is Pending")
+	status := w.Object["status"].(map[string]any)
+	delete(status, "nominatedClusterNames")
+	status["clusterName"] = "worker-2"
+	if err := m.admin.Status().Update(t.Context(), w); err != nil {
+		t.Fatal(err)
+	}
+	if err := workload.Suspend(job, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.admin.Update(t.Context(), job); err != nil {
+		t.Fatal(err)
+	}
+	plugin(t, config, cli.ExitPass, "why pytorchjob/elsewhere", "It runs in the cluster worker-2, by MultiKueue. There: kubectl evenkeel why pytorchjob/elsewhere -n default")
 }
