@@ -63,10 +63,10 @@ func (c *Reconciler) SetupWithManager(mgr manager.Manager) error {
 }
 
 // Reconcile makes the key of a job, unless the job runs: its pods have the key that there was, and a second one would
-// part them from those that come later.
+// part them from those that come later. A job that runs in another cluster has its key there.
 func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	job, err := c.jobs.Find(ctx, request.Namespace, request.Name, nil)
-	if err != nil || job == nil || job.GetDeletionTimestamp() != nil || workload.Finished(job) || !jobkey.IsName(request.Name) {
+	if err != nil || job == nil || job.GetDeletionTimestamp() != nil || workload.Finished(job) || workload.RunsElsewhere(job) || !jobkey.IsName(request.Name) {
 		return reconcile.Result{}, err
 	}
 	runs, err := c.runs(ctx, request)

@@ -171,9 +171,9 @@ func (c *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	return c.reconcileServers(ctx, service, job)
 }
 
-// createService creates the service of a job.
+// createService creates the service of a job. One that runs in another cluster has its servers there.
 func (c *Reconciler) createService(ctx context.Context, name reconcile.Request, job *unstructured.Unstructured) (reconcile.Result, error) {
-	if workload.Finished(job) || job.GetDeletionTimestamp() != nil {
+	if workload.Finished(job) || workload.RunsElsewhere(job) || job.GetDeletionTimestamp() != nil {
 		return reconcile.Result{}, nil
 	}
 	service, refused, err := c.service(ctx, name.Name, job)
