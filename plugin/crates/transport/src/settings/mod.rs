@@ -520,8 +520,8 @@ pub const SETTINGS: &[Setting<Settings>] = &[
     Setting {
         variable: Variable {
             name: "EVENKEEL_PORTS",
-            meaning: "ports to listen on, for firewalls: each process takes the first free one; by \
-                default any free port",
+            meaning: "ports to listen on, for firewalls: a process of the plugin takes the first \
+                free one, and one of the collectives two; by default any free port",
             accepts: "FIRST-LAST, such as 29600-29699, or one port",
             default: "",
             audience: Audience::User,
