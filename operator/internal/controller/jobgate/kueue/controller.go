@@ -187,9 +187,12 @@ func (c *Reconciler) listWaiting(ctx context.Context, ours map[string]string, ot
 	}
 	var waiting []jobgate.Waiter
 	var all []error
-	there := map[types.UID]bool{}
+	there, byKey := map[types.UID]bool{}, map[string]*unstructured.Unstructured{}
 	for i := range workloads {
 		there[workloads[i].GetUID()] = true
+		byKey[workloads[i].GetNamespace()+"/"+workloads[i].GetName()] = &workloads[i]
+	}
+	for i := range workloads {
 		found, err := pendingChecks(&workloads[i], ours)
 		all = append(all, err)
 		for _, w := range found {
@@ -197,9 +200,19 @@ func (c *Reconciler) listWaiting(ctx context.Context, ours map[string]string, ot
 				all = append(all, c.admitElsewhere(ctx, w, by))
 				continue
 			}
+			running, err := runningSlice(w.object, byKey)
+			if err != nil {
+				all = append(all, err)
+				continue
+			}
+			w.running = running
 			job, err := w.job(flavors)
 			if err != nil {
 				all = append(all, err)
+				continue
+			}
+			if len(w.running) > 0 && len(job.Hosts)+len(job.Pods) == 0 {
+				all = append(all, c.admit(ctx, w, "the job runs on its nodes already, and gets no others"))
 				continue
 			}
 			waitsFor, provisioned := w.provisioned(others.provisioning)
@@ -225,6 +238,10 @@ func (c *Reconciler) listWaiting(ctx context.Context, ours map[string]string, ot
 // as no Event can be written.
 func (c *Reconciler) updateState(ctx context.Context, w pendingCheck, d gate.Decision, changed bool) error {
 	state, after := stateFor(d, c.retried(w))
+	if state == stateRetry && len(w.running) > 0 {
+		state = statePending
+		d.Message += "; the job runs on as it is: Kueue would stop it to choose other nodes"
+	}
 	canDelay := c.optionalFields(ctx, w.object.GroupVersionKind()).requeueAfterSeconds
 	if state == stateRetry && !canDelay {
 		// Kueue would choose again at once. So the workload keeps its quota until then.

@@ -34,6 +34,11 @@ func (c *Reconciler) admitElsewhere(ctx context.Context, w pendingCheck, by *uns
 		where = strings.Join(clusters, " or ")
 	}
 	message := fmt.Sprintf("its pods run in another cluster, to which MultiKueue sends it by the AdmissionCheck %s: %s, whose ClusterQueues have its nodes proven", by.GetName(), where)
+	return c.admit(ctx, w, message)
+}
+
+// admit answers for a workload that waits for no node.
+func (c *Reconciler) admit(ctx context.Context, w pendingCheck, message string) error {
 	err := c.updateState(ctx, w, gate.Decision{Action: gate.Open, Reason: gate.ReasonNothingToCheck, Message: message}, true)
 	if errors.Is(err, jobgate.ErrStale) {
 		return nil // the change is another event

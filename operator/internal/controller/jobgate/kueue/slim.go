@@ -5,7 +5,7 @@ import (
 )
 
 // slim reduces a workload to what is read of it. Most are queued, run or have finished: of these the pod templates are not needed,
-// which are nearly all of it.
+// which are nearly all of it. Elastic jobs keep what was assigned to them.
 func slim(object any) (any, error) {
 	workload, ok := object.(*unstructured.Unstructured)
 	if !ok {
@@ -15,7 +15,13 @@ func slim(object any) (any, error) {
 	if workload.GetKind() != kindWorkload {
 		return workload, nil
 	}
-	workload.SetAnnotations(nil)
+	annotations := map[string]string{}
+	for _, key := range []string{elasticKey, replacesKey} {
+		if value, has := workload.GetAnnotations()[key]; has {
+			annotations[key] = value
+		}
+	}
+	workload.SetAnnotations(annotations)
 	workload.SetLabels(nil)
 	workload.SetOwnerReferences(nil)
 	status, _ := workload.Object["status"].(map[string]any)
@@ -28,7 +34,9 @@ func slim(object any) (any, error) {
 	workload.Object["status"] = kept
 	if !mayWait(status) {
 		delete(workload.Object, "spec")
-		delete(kept, "admission")
+		if annotations[elasticKey] == "" { // the slice that replaces it is decided by what it has
+			delete(kept, "admission")
+		}
 	}
 	return workload, nil
 }

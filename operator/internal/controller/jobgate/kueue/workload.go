@@ -159,6 +159,8 @@ type pendingCheck struct {
 	status        workloadStatus
 	message       string
 	since         time.Time
+	// running is what the job has that runs and is to grow; nil: it does not run.
+	running []assignment
 	// retryCount is Kueue's count of the attempts; nil: it has none.
 	retryCount *int
 }
@@ -226,21 +228,25 @@ func later(a, b time.Time) time.Time {
 }
 
 // job converts the workload for package gate. Where a topology is delayed, Kueue chooses nodes once all checks are
-// ready: until then the workload may get any node of its flavors.
+// ready: until then the workload may get any node of its flavors. Of a job that runs, what it has is left out.
 func (w pendingCheck) job(flavors []unstructured.Unstructured) (job gate.Job, err error) {
 	// No policy can be named "/", so a workload without a policy of its own does not wait.
 	job = gate.Job{Policy: cmp.Or(w.policy, "/"), Since: w.since}
 	for i := range w.spec.PodSets {
 		set := &w.spec.PodSets[i]
-		var a assignment
-		for _, one := range w.status.Admission.PodSetAssignments {
-			if one.Name == set.Name {
-				a = one
-			}
-		}
+		a, has := byName(w.status.Admission.PodSetAssignments, set.Name), byName(w.running, set.Name)
 		count := set.Count
 		if a.Count != nil {
 			count = *a.Count
+		}
+		if has.Count != nil {
+			if count -= *has.Count; count <= 0 {
+				continue
+			}
+		}
+		hasHosts, err := has.hosts()
+		if err != nil {
+			return job, fmt.Errorf("the slice before workload %s/%s: %w", w.object.GetNamespace(), w.object.GetName(), err)
 		}
 		spec, err := applyFlavors(&set.Template.Spec, a.Flavors, flavors)
 		if err != nil {
@@ -257,7 +263,9 @@ func (w pendingCheck) job(flavors []unstructured.Unstructured) (job gate.Job, er
 		levels := a.TopologyAssignment.Levels
 		for _, values := range domains {
 			if last := len(levels) - 1; levels[last] == corev1.LabelHostname {
-				job.Hosts = append(job.Hosts, values[last])
+				if host := values[last]; !slices.Contains(hasHosts, host) {
+					job.Hosts = append(job.Hosts, host)
+				}
 				continue
 			}
 			there := spec.DeepCopy()
