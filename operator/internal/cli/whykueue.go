@@ -23,7 +23,8 @@ var (
 )
 
 // kueueWorkloads returns the workloads of the job; served is false if the cluster has no Kueue.
-func kueueWorkloads(ctx context.Context, cluster client.Client, job *unstructured.Unstructured) (workloads []unstructured.Unstructured, served bool, err error) {
+func kueueWorkloads(ctx context.Context, cluster client.Client,
+	job *unstructured.Unstructured) (workloads []unstructured.Unstructured, served bool, err error) {
 	mapping, err := cluster.RESTMapper().RESTMapping(kueueWorkload)
 	if meta.IsNoMatchError(err) {
 		return nil, false, nil
@@ -33,7 +34,8 @@ func kueueWorkloads(ctx context.Context, cluster client.Client, job *unstructure
 	}
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(mapping.GroupVersionKind)
-	if err := cluster.List(ctx, list, client.InNamespace(job.GetNamespace()), client.MatchingLabels{kueueJobLabel: string(job.GetUID())}); err != nil {
+	if err := cluster.List(ctx, list, client.InNamespace(job.GetNamespace()),
+		client.MatchingLabels{kueueJobLabel: string(job.GetUID())}); err != nil {
 		return nil, true, fmt.Errorf("list Kueue's workloads: %w", err)
 	}
 	return list.Items, true, nil
@@ -64,7 +66,8 @@ func kueueReasons(ctx context.Context, cluster client.Client, job *unstructured.
 }
 
 // workloadReasons says why Kueue has not admitted the workload.
-func workloadReasons(ctx context.Context, cluster client.Client, queue string, of *unstructured.Unstructured) ([]string, error) {
+func workloadReasons(ctx context.Context, cluster client.Client, queue string,
+	of *unstructured.Unstructured) ([]string, error) {
 	waits, err := requestedNodes(ctx, cluster, of)
 	if err != nil {
 		return nil, err
@@ -78,7 +81,8 @@ func workloadReasons(ctx context.Context, cluster client.Client, queue string, o
 	checks, _, _ := unstructured.NestedSlice(of.Object, "status", "admissionChecks")
 	for _, item := range checks {
 		if c, _ := item.(map[string]any); c["state"] != "Ready" {
-			waits = append(waits, strings.TrimSuffix(fmt.Sprintf("Kueue's admission check %v is %v: %v", c["name"], c["state"], c["message"]), ": "))
+			waits = append(waits, strings.TrimSuffix(fmt.Sprintf("Kueue's admission check %v is %v: %v", c["name"], c["state"],
+				c["message"]), ": "))
 		}
 	}
 	return waits, nil
@@ -86,7 +90,8 @@ func workloadReasons(ctx context.Context, cluster client.Client, queue string, o
 
 // explainWorkload prints what a workload of Kueue waits for. In a worker cluster of MultiKueue it is there before its
 // job, which Kueue makes when the workload is admitted.
-func explainWorkload(ctx context.Context, cluster client.Client, of *unstructured.Unstructured, out io.Writer, now time.Time) error {
+func explainWorkload(ctx context.Context, cluster client.Client, of *unstructured.Unstructured, out io.Writer,
+	now time.Time) error {
 	queue, _, _ := unstructured.NestedString(of.Object, "spec", "queueName")
 	fmt.Fprintf(out, "Workload %s/%s: of Kueue, in its queue %s\n", of.GetNamespace(), of.GetName(), queue)
 	waits, err := workloadReasons(ctx, cluster, queue, of)
@@ -114,7 +119,8 @@ func explainPlace(ctx context.Context, cluster client.Client, job *unstructured.
 	}
 	name, nominated, of := "", []string(nil), ""
 	for i := range workloads {
-		at, _, _ := unstructured.NestedString(workloads[i].Object, "status", "clusterName") // not there before it is admitted
+		at, _, _ := unstructured.NestedString(workloads[i].Object, "status",
+			"clusterName") // not there before it is admitted
 		if at != "" {
 			name = at
 		}
@@ -124,9 +130,11 @@ func explainPlace(ctx context.Context, cluster client.Client, job *unstructured.
 	}
 	switch {
 	case name != "":
-		_, err = fmt.Fprintf(out, "\nIt runs in the cluster %s, by MultiKueue. There: kubectl evenkeel why %s/%s -n %s\n", name, strings.ToLower(job.GetKind()), job.GetName(), job.GetNamespace())
+		_, err = fmt.Fprintf(out, "\nIt runs in the cluster %s, by MultiKueue. There: kubectl evenkeel why %s/%s -n %s\n",
+			name, strings.ToLower(job.GetKind()), job.GetName(), job.GetNamespace())
 	case len(nominated) > 0:
-		_, err = fmt.Fprintf(out, "\nMultiKueue has sent it to the clusters %s: it runs in the first that admits it. Kueue does not send back what it waits for there; there, this says it: kubectl evenkeel why workload.%s/%s -n %s\n",
+		_, err = fmt.Fprintf(out,
+			"\nMultiKueue has sent it to the clusters %s: it runs in the first that admits it. Kueue does not send back what it waits for there; there, this says it: kubectl evenkeel why workload.%s/%s -n %s\n",
 			strings.Join(nominated, " and "), workload.KueueGroup, of, job.GetNamespace())
 	default:
 		_, err = fmt.Fprint(out, "\nMultiKueue runs it in another cluster, and has not sent it to one yet\n")

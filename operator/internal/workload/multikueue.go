@@ -12,8 +12,8 @@ const (
 	originKey = KueueGroup + "/multikueue-origin"
 )
 
-// RunsElsewhere reports whether MultiKueue runs the job in another cluster, as its field managedBy says. No pod of it is
-// made in this one, also when it is not suspended.
+// RunsElsewhere reports whether MultiKueue runs the job in another cluster, as its field managedBy says. No pod of it
+// is made in this one, also when it is not suspended.
 func RunsElsewhere(job *unstructured.Unstructured) bool {
 	path := kinds[job.GroupVersionKind().GroupKind()].managedBy
 	if path == nil {

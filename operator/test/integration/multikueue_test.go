@@ -12,7 +12,8 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/workload"
 )
 
-// MultiKueue runs a job in another cluster, where Evenkeel makes its key and its servers. In this one Kueue resumes it too, without pods.
+// MultiKueue runs a job in another cluster, where Evenkeel makes its key and its servers. In this one Kueue resumes it
+// too, without pods.
 func TestJobThatRunsElsewhereGetsNoObjects(t *testing.T) {
 	newEncryptedProfile(t, "dispatched", nil)
 	ns := newNamespace(t, nil)
@@ -33,14 +34,18 @@ func TestJobThatRunsElsewhereGetsNoObjects(t *testing.T) {
 		createJob(t, job)
 		return job
 	}
-	encrypted, reducing := create("encrypted-away", "dispatched", "", workload.MultiKueueController), create("reducing-away", "default", "1", workload.MultiKueueController)
+	encrypted := create("encrypted-away", "dispatched", "", workload.MultiKueueController)
+	reducing := create("reducing-away", "default", "1", workload.MultiKueueController)
 	// Those of later jobs are there.
 	keyOf(t, create("encrypted", "dispatched", "", ""))
-	waitService(t, create("reducing", "default", "1", ""), "is there", func(*evenkeel.ReductionService) bool { return true })
+	waitService(t, create("reducing", "default", "1", ""), "is there",
+		func(*evenkeel.ReductionService) bool { return true })
 	for object, name := range map[client.Object]string{
-		&corev1.Secret{}: encrypted.GetLabels()[evenkeel.JobKeyKey], &evenkeel.ReductionService{}: reducing.GetLabels()[evenkeel.ReductionClientKey],
+		&corev1.Secret{}:             encrypted.GetLabels()[evenkeel.JobKeyKey],
+		&evenkeel.ReductionService{}: reducing.GetLabels()[evenkeel.ReductionClientKey],
 	} {
-		if err := admin.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: name}, object); name == "" || !apierrors.IsNotFound(err) {
+		if err := admin.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: name}, object); name == "" ||
+			!apierrors.IsNotFound(err) {
 			t.Errorf("%T %q is made in a cluster where the job has no pods: %v", object, name, err)
 		}
 	}

@@ -30,9 +30,9 @@ import (
 	"evenkeel.dev/evenkeel/operator/test/apiserver"
 )
 
-// These tests have the two clusters of MultiKueue, each with an API server and Evenkeel. The worker's is the one of all other tests.
-// Kueue's controllers do not run: the tests make what version 0.19.2 makes, by its source (pkg/controller/admissionchecks/multikueue,
-// pkg/controller/jobs/kubeflow/kubeflowjob, pkg/util/equality).
+// These tests have the two clusters of MultiKueue, each with an API server and Evenkeel. The worker's is the one of all
+// other tests. Kueue's controllers do not run: the tests make what version 0.19.2 makes, by its source
+// (pkg/controller/admissionchecks/multikueue, pkg/controller/jobs/kubeflow/kubeflowjob, pkg/util/equality).
 
 // A managerCluster is the cluster in which users create jobs. It starts when a test asks for it.
 type managerCluster struct {
@@ -85,7 +85,8 @@ func stopManagerCluster() error {
 	return dispatcher.cluster.stop()
 }
 
-// serveWebhooks has the API server call Evenkeel's webhooks for the namespace, by the chart's rules, until the test ends.
+// serveWebhooks has the API server call Evenkeel's webhooks for the namespace, by the chart's rules, until the test
+// ends.
 func serveWebhooks(t *testing.T, c client.Client, namespace string) {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -128,7 +129,9 @@ func serveWebhooks(t *testing.T, c client.Client, namespace string) {
 			}
 			webhook["clientConfig"] = map[string]any{"url": server.URL + path, "caBundle": toBase64(ca)}
 			webhook["timeoutSeconds"] = int64(30)
-			webhook["namespaceSelector"] = map[string]any{"matchLabels": map[string]any{"kubernetes.io/metadata.name": namespace}}
+			webhook["namespaceSelector"] = map[string]any{
+				"matchLabels": map[string]any{"kubernetes.io/metadata.name": namespace},
+			}
 			served = append(served, webhook)
 		}
 		if err := unstructured.SetNestedSlice(object.Object, served, "webhooks"); err != nil {
@@ -160,16 +163,19 @@ func toBase64(data []byte) string {
 	return strings.Trim(string(text), `"`)
 }
 
-// queuedJob is a job of two pods as Kueue's webhook leaves it in the manager cluster, for a queue whose ClusterQueue has MultiKueue's
-// check.
+// queuedJob is a job of two pods as Kueue's webhook leaves it in the manager cluster, for a queue whose ClusterQueue
+// has MultiKueue's check.
 func queuedJob(t *testing.T, name, namespace string) *unstructured.Unstructured {
 	t.Helper()
-	job := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": map[string]any{
-		"runPolicy": map[string]any{"suspend": true, "managedBy": "kueue.x-k8s.io/multikueue"},
-		"pytorchReplicaSpecs": map[string]any{"Worker": map[string]any{"replicas": int64(2), "template": map[string]any{"spec": map[string]any{
-			"containers": []any{map[string]any{"name": "pytorch", "image": "registry.example.com/train:1", "resources": map[string]any{"limits": map[string]any{"nvidia.com/gpu": "8"}}}},
-		}}}},
-	}}}
+	job := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob",
+		"spec": map[string]any{
+			"runPolicy": map[string]any{"suspend": true, "managedBy": "kueue.x-k8s.io/multikueue"},
+			"pytorchReplicaSpecs": map[string]any{"Worker": map[string]any{"replicas": int64(2),
+				"template": map[string]any{"spec": map[string]any{
+					"containers": []any{map[string]any{"name": "pytorch", "image": "registry.example.com/train:1",
+						"resources": map[string]any{"limits": map[string]any{"nvidia.com/gpu": "8"}}}},
+				}}}},
+		}}}
 	job.SetName(name)
 	job.SetNamespace(namespace)
 	job.SetLabels(map[string]string{workload.QueueKey: "team"})
@@ -188,7 +194,8 @@ func dispatched(t *testing.T, job *unstructured.Unstructured) *unstructured.Unst
 	remote.SetAnnotations(maps.Clone(job.GetAnnotations()))
 	unstructured.RemoveNestedField(remote.Object, "spec", "runPolicy", "managedBy")
 	labels := remote.GetLabels()
-	labels["kueue.x-k8s.io/multikueue-origin"], labels["kueue.x-k8s.io/prebuilt-workload-name"] = "multikueue", "pytorchjob-"+job.GetName()
+	labels["kueue.x-k8s.io/multikueue-origin"], labels["kueue.x-k8s.io/prebuilt-workload-name"] = "multikueue",
+		"pytorchjob-"+job.GetName()
 	remote.SetLabels(labels)
 	return remote
 }
@@ -207,14 +214,17 @@ func podSpec(t *testing.T, job *unstructured.Unstructured) (workload.Template, *
 	return templates[0], spec
 }
 
-// inSync fails the test if Kueue in the worker cluster would end the Workload, because the copy of the job is not what the Workload
-// says. The Workload's templates are those of the job in the manager cluster.
+// inSync fails the test if Kueue in the worker cluster would end the Workload, because the copy of the job is not what
+// the Workload says. The Workload's templates are those of the job in the manager cluster.
 func inSync(t *testing.T, job, remote *unstructured.Unstructured) {
 	t.Helper()
 	_, want := podSpec(t, job)
 	_, is := podSpec(t, remote)
-	if !equality.Semantic.DeepEqual(is.Containers, want.Containers) || !equality.Semantic.DeepEqual(is.InitContainers, want.InitContainers) || !equality.Semantic.DeepEqual(is.Tolerations, want.Tolerations) {
-		t.Errorf("Kueue ends the Workload as out of sync with its job: the copy has %+v, and the Workload %+v", is.Containers, want.Containers)
+	same := equality.Semantic.DeepEqual
+	if !same(is.Containers, want.Containers) || !same(is.InitContainers, want.InitContainers) ||
+		!same(is.Tolerations, want.Tolerations) {
+		t.Errorf("Kueue ends the Workload as out of sync with its job: the copy has %+v, and the Workload %+v",
+			is.Containers, want.Containers)
 	}
 }
 
@@ -238,7 +248,7 @@ func newTeam(t *testing.T, c client.Client, name, image string, mode evenkeel.Tr
 	return profile
 }
 
-// volumes counts the pod's volumes that Evenkeel adds with the plugin, and devices the RDMA devices of its first container.
+// volumes counts the pod's volumes that Evenkeel adds with the plugin.
 func volumes(pod *corev1.Pod) (count int) {
 	for _, v := range pod.Spec.Volumes {
 		if v.Name == "evenkeel" {
@@ -250,11 +260,14 @@ func volumes(pod *corev1.Pod) (count int) {
 
 const managerImage, workerImage = "registry.example.com/manager@" + digest, "registry.example.com/worker@" + digest
 
-// The worker cluster has RDMA devices, and the manager cluster has none. The manager's Evenkeel injects into the job, whose pods are never
-// made there, and the worker's again into its copy: with the worker's image, once, and without a change that Kueue would end the job for.
+// The worker cluster has RDMA devices, and the manager cluster has none. The manager's Evenkeel injects into the job,
+// whose pods are never made there, and the worker's again into its copy: with the worker's image, once, and without a
+// change that Kueue would end the job for.
 func TestMultiKueueCopyStaysInSync(t *testing.T) {
 	m := newManagerCluster(t)
-	for name, mode := range map[string]evenkeel.TransportMode{"rails": evenkeel.TransportAuto, "rdma-only": evenkeel.TransportRDMA} {
+	for name, mode := range map[string]evenkeel.TransportMode{
+		"rails": evenkeel.TransportAuto, "rdma-only": evenkeel.TransportRDMA,
+	} {
 		t.Run(name, func(t *testing.T) {
 			newTeam(t, m.admin, name, managerImage, mode)
 			profile := newTeam(t, admin, name, workerImage, mode)
@@ -284,7 +297,8 @@ func TestMultiKueueCopyStaysInSync(t *testing.T) {
 			if err := workload.Suspend(remote, false); err != nil {
 				t.Fatal(err)
 			}
-			if err := unstructured.SetNestedField(remote.Object, map[string]any{"flavor": "gpu"}, "spec", "pytorchReplicaSpecs", "Worker", "template", "spec", "nodeSelector"); err != nil {
+			if err := unstructured.SetNestedField(remote.Object, map[string]any{"flavor": "gpu"}, "spec",
+				"pytorchReplicaSpecs", "Worker", "template", "spec", "nodeSelector"); err != nil {
 				t.Fatal(err)
 			}
 			// What it copied over from the manager cluster has no annotations of the worker's.
@@ -299,15 +313,18 @@ func TestMultiKueueCopyStaysInSync(t *testing.T) {
 			if template.Annotations()[evenkeel.PluginImageKey] != workerImage {
 				t.Errorf("the copy has the annotations %v", template.Annotations())
 			}
-			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "worker-0", Namespace: name, Labels: template.Labels(), Annotations: template.Annotations()}, Spec: *spec}
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "worker-0", Namespace: name, Labels: template.Labels(),
+				Annotations: template.Annotations()}, Spec: *spec}
 			if err := admin.Create(t.Context(), pod); err != nil {
 				t.Fatal(err)
 			}
-			if _, has := pod.Spec.Containers[0].Resources.Limits["rdma/hca"]; !has || volumes(pod) != 1 || pod.Annotations[evenkeel.InjectedKey] == "" {
+			if _, has := pod.Spec.Containers[0].Resources.Limits["rdma/hca"]; !has || volumes(pod) != 1 ||
+				pod.Annotations[evenkeel.InjectedKey] == "" {
 				t.Errorf("the pod of the copy has %d volumes and the container %+v", volumes(pod), pod.Spec.Containers[0])
 			}
 			// MultiKueue copies pods of no other owner as the manager's webhook left them.
-			again := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "copied", Namespace: name, Labels: pod.Labels, Annotations: pod.Annotations}, Spec: *pod.Spec.DeepCopy()}
+			again := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "copied", Namespace: name, Labels: pod.Labels,
+				Annotations: pod.Annotations}, Spec: *pod.Spec.DeepCopy()}
 			if err := admin.Create(t.Context(), again); err != nil {
 				t.Fatal(err)
 			}
@@ -327,15 +344,18 @@ func TestMultiKueueCopyStaysInSync(t *testing.T) {
 func dispatchingQueue(t *testing.T, m *managerCluster) {
 	t.Helper()
 	for _, text := range []string{
-		`{apiVersion: kueue.x-k8s.io/v1beta2, kind: MultiKueueConfig, metadata: {name: workers}, spec: {clusters: [worker-1, worker-2]}}`,
-		`{apiVersion: kueue.x-k8s.io/v1beta2, kind: AdmissionCheck, metadata: {name: another}, spec: {controllerName: kueue.x-k8s.io/multikueue, parameters: {apiGroup: kueue.x-k8s.io, kind: MultiKueueConfig, name: workers}}}`,
+		`{apiVersion: kueue.x-k8s.io/v1beta2, kind: MultiKueueConfig, metadata: {name: workers}, spec: {clusters: [worker-1,
+  worker-2]}}`,
+		`{apiVersion: kueue.x-k8s.io/v1beta2, kind: AdmissionCheck, metadata: {name: another},
+  spec: {controllerName: kueue.x-k8s.io/multikueue, parameters: {apiGroup: kueue.x-k8s.io, kind: MultiKueueConfig,
+  name: workers}}}`,
 	} {
 		kueueObjectIn(t, m.admin, text)
 	}
 }
 
-// The manager cluster has nodes of its own, which nobody proves. MultiKueue sends the Workload away when all other checks are ready, and its
-// pods never run here: Evenkeel's check says where they run, and does not wait.
+// The manager cluster has nodes of its own, which nobody proves. MultiKueue sends the Workload away when all other
+// checks are ready, and its pods never run here: Evenkeel's check says where they run, and does not wait.
 func TestMultiKueueManagerDoesNotWaitForNodes(t *testing.T) {
 	m := newManagerCluster(t)
 	controllers{logs: newFleet(t, stuck), clock: &clock{}, calendar: &clock{}, api: m.config}.start(t)
@@ -354,23 +374,31 @@ func TestMultiKueueManagerDoesNotWaitForNodes(t *testing.T) {
 		}
 	})
 	dispatchingQueue(t, m)
-	kueueObjectIn(t, m.admin, `{apiVersion: kueue.x-k8s.io/v1beta2, kind: AdmissionCheck, metadata: {name: manager}, spec: {
-  controllerName: evenkeel.dev/preflight, parameters: {apiGroup: evenkeel.dev, kind: NetworkCheckPolicy, name: manager}}}`)
+	kueueObjectIn(t, m.admin, `{apiVersion: kueue.x-k8s.io/v1beta2, kind: AdmissionCheck, metadata: {name: manager},
+  spec: {
+  controllerName: evenkeel.dev/preflight, parameters: {apiGroup: evenkeel.dev, kind: NetworkCheckPolicy,
+    name: manager}}}`)
 	now := time.Now().UTC().Format(time.RFC3339)
-	w := kueueObjectIn(t, m.admin, fmt.Sprintf(`{apiVersion: kueue.x-k8s.io/v1beta2, kind: Workload, metadata: {name: away, namespace: default}, spec: {
-  podSets: [{name: main, count: 2, template: {spec: {restartPolicy: Never, containers: [{name: c, image: "registry.example.com/train:1", resources: {}}]}}}]}, status: {
+	w := kueueObjectIn(t, m.admin, fmt.Sprintf(`{apiVersion: kueue.x-k8s.io/v1beta2, kind: Workload,
+  metadata: {name: away, namespace: default}, spec: {
+  podSets: [{name: main, count: 2, template: {spec: {restartPolicy: Never, containers: [{name: c,
+    image: "registry.example.com/train:1", resources: {}}]}}}]}, status: {
   conditions: [{type: QuotaReserved, status: "True", reason: QuotaReserved, message: m, lastTransitionTime: %[1]q}],
-  admissionChecks: [{name: manager, state: Pending, message: "", lastTransitionTime: %[1]q}, {name: another, state: Pending, message: "", lastTransitionTime: %[1]q}],
+  admissionChecks: [{name: manager, state: Pending, message: "", lastTransitionTime: %[1]q}, {name: another,
+    state: Pending, message: "", lastTransitionTime: %[1]q}],
   admission: {clusterQueue: q, podSetAssignments: [{name: main, count: 2, delayedTopologyRequest: Pending}]}}}`, now))
-	isAnsweredIn(t, m.admin, w, "manager", "Ready", "in another cluster, to which MultiKueue sends it by the AdmissionCheck another: worker-1 or worker-2, whose ClusterQueues have its nodes proven")
+	isAnsweredIn(t, m.admin, w, "manager", "Ready",
+		"in another cluster, to which MultiKueue sends it by the AdmissionCheck another: worker-1 or worker-2, whose ClusterQueues have its nodes proven",
+	)
 	var checks evenkeel.NetworkCheckList
 	if err := m.admin.List(t.Context(), &checks); err != nil || len(checks.Items) != 0 {
 		t.Errorf("%d checks of nodes on which it never runs, %v", len(checks.Items), err)
 	}
 }
 
-// In the worker cluster the Workload comes before the copy of its job, which Kueue makes when the Workload is admitted. Nobody owns it, and
-// it waits for Evenkeel's check as any other. The reason is on the Workload: Kueue sends nothing of it back to the manager cluster.
+// In the worker cluster the Workload comes before the copy of its job, which Kueue makes when the Workload is admitted.
+// Nobody owns it, and it waits for Evenkeel's check as any other. The reason is on the Workload: Kueue sends nothing of
+// it back to the manager cluster.
 func TestMultiKueueWorkerGatesTheCopy(t *testing.T) {
 	start(t, newFleet(t, links(map[string]float64{"copies-1": 0.1})), &clock{}, &clock{})
 	newNodes(t, "copies", 4)
@@ -389,7 +417,8 @@ func TestMultiKueueWorkerGatesTheCopy(t *testing.T) {
 	isAnswered(t, failed, "copies", "Retry", "the network of copies-1 failed")
 	isAnswered(t, fromManager("copy-proven", "copies-2", "copies-3"), "copies", "Ready", "all 2 nodes")
 	plugin(t, kubeconfig(t), cli.ExitPass, "why workload.kueue.x-k8s.io/copy-failed",
-		"Workload default/copy-failed: of Kueue", "It waits\n  Kueue's admission check copies is Retry: the network of copies-1 failed", "EvenkeelUnhealthyHost")
+		"Workload default/copy-failed: of Kueue",
+		"It waits\n  Kueue's admission check copies is Retry: the network of copies-1 failed", "EvenkeelUnhealthyHost")
 }
 
 // The user asks in the manager cluster, where the job has no pods.
@@ -405,9 +434,12 @@ func TestKubectlPluginWhyJobRunsElsewhere(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	w := kueueObjectIn(t, m.admin, fmt.Sprintf(`{apiVersion: kueue.x-k8s.io/v1beta2, kind: Workload, metadata: {name: pytorchjob-elsewhere-1a2b3, namespace: default, labels: {kueue.x-k8s.io/job-uid: %q}}, spec: {
-  podSets: [{name: main, count: 2, template: {spec: {restartPolicy: Never, containers: [{name: c, image: "registry.example.com/train:1", resources: {}}]}}}]}, status: {
-  conditions: [{type: QuotaReserved, status: "True", reason: QuotaReserved, message: m, lastTransitionTime: "2026-11-21T12:00:00Z"}],
+	w := kueueObjectIn(t, m.admin, fmt.Sprintf(`{apiVersion: kueue.x-k8s.io/v1beta2, kind: Workload,
+  metadata: {name: pytorchjob-elsewhere-1a2b3, namespace: default, labels: {kueue.x-k8s.io/job-uid: %q}}, spec: {
+  podSets: [{name: main, count: 2, template: {spec: {restartPolicy: Never, containers: [{name: c,
+    image: "registry.example.com/train:1", resources: {}}]}}}]}, status: {
+  conditions: [{type: QuotaReserved, status: "True", reason: QuotaReserved, message: m,
+    lastTransitionTime: "2026-11-21T12:00:00Z"}],
   admissionChecks: [{name: another, state: Pending, message: "", lastTransitionTime: "2026-11-21T12:00:00Z"}],
   nominatedClusterNames: [worker-1, worker-2]}}`, job.GetUID()))
 	config := kubeconfigOf(t, m.config)
@@ -426,5 +458,6 @@ func TestKubectlPluginWhyJobRunsElsewhere(t *testing.T) {
 	if err := m.admin.Update(t.Context(), job); err != nil {
 		t.Fatal(err)
 	}
-	plugin(t, config, cli.ExitPass, "why pytorchjob/elsewhere", "It runs in the cluster worker-2, by MultiKueue. There: kubectl evenkeel why pytorchjob/elsewhere -n default")
+	plugin(t, config, cli.ExitPass, "why pytorchjob/elsewhere",
+		"It runs in the cluster worker-2, by MultiKueue. There: kubectl evenkeel why pytorchjob/elsewhere -n default")
 }

@@ -14,7 +14,8 @@ import (
 	"evenkeel.dev/evenkeel/operator/internal/preflight/gate"
 )
 
-// dispatchedBy returns the AdmissionCheck by which MultiKueue sends the workload to another cluster; nil: there is none.
+// dispatchedBy returns the AdmissionCheck by which MultiKueue sends the workload to another cluster; nil: there is
+// none.
 func (w pendingCheck) dispatchedBy(dispatching map[string]*unstructured.Unstructured) *unstructured.Unstructured {
 	for _, c := range w.status.AdmissionChecks {
 		if by := dispatching[c.Name]; by != nil {
@@ -29,17 +30,21 @@ func (w pendingCheck) dispatchedBy(dispatching map[string]*unstructured.Unstruct
 func (c *Reconciler) admitElsewhere(ctx context.Context, w pendingCheck, by *unstructured.Unstructured) error {
 	where := "one of its worker clusters"
 	if clusters, err := c.workers(ctx, by); err != nil {
-		log.FromContext(ctx).Info("the answer does not name the worker clusters", "AdmissionCheck", by.GetName(), "reason", err.Error())
+		log.FromContext(ctx).Info("the answer does not name the worker clusters", "AdmissionCheck", by.GetName(), "reason",
+			err.Error())
 	} else if len(clusters) > 0 {
 		where = strings.Join(clusters, " or ")
 	}
-	message := fmt.Sprintf("its pods run in another cluster, to which MultiKueue sends it by the AdmissionCheck %s: %s, whose ClusterQueues have its nodes proven", by.GetName(), where)
+	message := fmt.Sprintf(
+		"its pods run in another cluster, to which MultiKueue sends it by the AdmissionCheck %s: %s, whose ClusterQueues have its nodes proven",
+		by.GetName(), where)
 	return c.admit(ctx, w, message)
 }
 
 // admit answers for a workload that waits for no node.
 func (c *Reconciler) admit(ctx context.Context, w pendingCheck, message string) error {
-	err := c.updateState(ctx, w, gate.Decision{Action: gate.Open, Reason: gate.ReasonNothingToCheck, Message: message}, true)
+	err := c.updateState(ctx, w, gate.Decision{Action: gate.Open, Reason: gate.ReasonNothingToCheck, Message: message},
+		true)
 	if errors.Is(err, jobgate.ErrStale) {
 		return nil // the change is another event
 	}

@@ -21,7 +21,8 @@ const maxSlices = 32
 
 // runningSlice returns what was assigned to the slice by which the workload's job runs; nil: the job does not run.
 // Slices that were replaced before they were admitted are passed over.
-func runningSlice(workload *unstructured.Unstructured, all map[string]*unstructured.Unstructured) ([]assignment, error) {
+func runningSlice(workload *unstructured.Unstructured,
+	all map[string]*unstructured.Unstructured) ([]assignment, error) {
 	for range maxSlices {
 		name, found := strings.CutPrefix(workload.GetAnnotations()[replacesKey], workload.GetNamespace()+"/")
 		if workload = all[workload.GetNamespace()+"/"+name]; !found || workload == nil {
