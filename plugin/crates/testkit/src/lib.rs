@@ -1,4 +1,8 @@
-//! Test helpers: a deterministic random number generator, and corruption of bytes.
+//! Test helpers: a deterministic random number generator, corruption of bytes, and the plugin that Cargo built.
+
+mod plugin_library;
+
+pub use plugin_library::plugin_library;
 
 /// Numbers that parsers get wrong: limits of types, of messages and of chunks, and their
 /// neighbours.

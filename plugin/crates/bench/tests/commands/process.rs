@@ -9,6 +9,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use evenkeel_testkit::plugin_library;
 use serde_json::Value;
 
 /// Reached only when something is broken.
@@ -17,12 +18,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// The plugin that Cargo built.
 pub(crate) fn plugin() -> PathBuf {
     let program = Path::new(env!("CARGO_BIN_EXE_evenkeel-bench"));
-    let file = "libnccl_net_evenkeel.so";
-    let newest = [program.with_file_name(file), program.with_file_name("deps").join(file)]
-        .into_iter()
-        .filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)))
-        .max();
-    newest.map_or_else(|| panic!("no {file}: cargo build -p evenkeel-nccl"), |(_, path)| path)
+    plugin_library(program).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// `evenkeel-bench` with the words of a line as arguments, on loopback, with nothing of this

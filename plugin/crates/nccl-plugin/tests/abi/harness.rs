@@ -13,6 +13,7 @@ use evenkeel_nccl_abi::{
     CommConfig, HANDLE_SIZE, Logger, NcclResult, NetV6, NetV7, NetV8, NetV9, NetV10, NetV11,
     NetV12, ProfilerCallback, SUCCESS,
 };
+use evenkeel_testkit::plugin_library;
 use evenkeel_transport::HANDLE_BYTES;
 use libloading::Library;
 
@@ -24,20 +25,7 @@ pub(crate) const VERSIONS: [u32; 7] = [12, 11, 10, 9, 8, 7, 6];
 /// The library that Cargo built for these tests.
 pub(crate) fn library_path() -> PathBuf {
     let test = env::current_exe().expect("path of the test");
-    // target/PROFILE/deps/test-HASH: the library lies in deps or above.
-    let deps = test.parent().expect("folder of the test");
-    let file = "libnccl_net_evenkeel.so";
-    let newest = [deps.join(file), deps.with_file_name(file)]
-        .into_iter()
-        .filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)))
-        .max();
-    let Some((_, path)) = newest else {
-        panic!(
-            "{file} is neither in {} nor above: cargo build -p evenkeel-nccl-plugin",
-            deps.display()
-        )
-    };
-    path
+    plugin_library(&test).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Whether the tests run in the RDMA lab, over RDMA.
