@@ -68,3 +68,4 @@ pub use tcp::sender::repair::{
     AcceptedFlow, DialFailure, FlowDeath, FlowDial, FlowReport, Outage, Repair, RepairEvent,
     RepairFailure, RepairSettings, Situation,
 };
+pub use tcp::sender::writer::{WriteLimits, WriteMode, Writer, writer};

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
     AdvertisedTags, FRAME_BYTES, FlowChoice, Frame, Pacer, PathInfo, RoundTrips, Scheduler,
-    Situation, TagGate,
+    Situation, TagGate, WriteLimits, WriteMode, Writer, writer,
 };
 
 use crate::connection::base::{Base, Direction, InFlight, TransportKind, WORKER_QUANTUM};
@@ -111,16 +111,6 @@ pub(crate) struct TcpSender {
     /// The slot of the flow with a small message that waits for the caller's next poll, or `NO_SLOT`.
     deferred: AtomicUsize,
     pub(crate) flow_count: Arc<FlowCountController>,
-}
-
-/// When a message is written.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum WriteMode {
-    AtOnce,
-    /// At the caller's next poll.
-    Batched,
-    /// With the next message, which the caller sends now.
-    Ahead,
 }
 
 impl TcpSender {
@@ -280,55 +270,62 @@ impl TcpSender {
         this.base.set_outstanding(true, now);
         this.clock.request_tick();
         let request = Request::new(operation, Arc::clone(this) as Arc<dyn Owner>);
-        if mode != WriteMode::Ahead {
-            this.start_writing(guard, length, mode == WriteMode::Batched);
-        }
+        this.start_writing(guard, length, mode);
         Ok(Some(request))
     }
 
-    /// Starts to write a message of this length that was queued. A small message is written by this thread. A long one is
-    /// written by the worker of an idle flow, which wakes another if there is more than it takes, or by this thread if callers
-    /// do the work of workers.
+    /// Has a queued message of this length written.
     fn start_writing<'a>(
         &'a self,
         mut guard: MutexGuard<'a, SendQueue>,
         length: u64,
-        batched: bool,
+        mode: WriteMode,
     ) {
         let settings = &self.base.context.settings;
-        let callers_lead = self.destination.workers.callers_lead();
-        let is_small = length <= settings.caller_bytes;
-        // With static shares each flow may have a part.
-        if settings.is_static() || !is_small && !callers_lead {
-            let wanted = if settings.is_static() { usize::MAX } else { 1 };
-            std::iter::from_fn(|| guard.take_idle())
-                .take(wanted)
-                .for_each(|flow| flow.wake_worker());
-            return;
-        }
-        if !is_small {
-            while guard.scheduler.has_work()
-                && let Some(flow) = guard.take_idle()
-            {
+        let limits = WriteLimits {
+            caller_bytes: settings.caller_bytes,
+            quantum: WORKER_QUANTUM,
+            is_static: settings.is_static(),
+        };
+        match writer(length, mode, &limits, self.destination.workers.callers_lead()) {
+            Writer::Caller { bytes, flows: 1 } => {
+                let flow = guard.take_idle();
                 drop(guard);
-                flow.write_as_caller(WORKER_QUANTUM);
-                guard = lock(&self.queue);
+                if let Some(flow) = flow {
+                    flow.write_small(bytes, false);
+                }
             }
-            return;
-        }
-        let may_defer = batched && callers_lead;
-        if may_defer && self.deferred.load(Ordering::Relaxed) != NO_SLOT {
-            // It is written with the one that waits.
-            return;
-        }
-        let flow = guard.take_idle();
-        drop(guard);
-        if let Some(flow) = flow
-            && flow.write_small(settings.caller_bytes, may_defer)
-        {
-            self.deferred.store(flow.slot, Ordering::Relaxed);
-            // The caller may not poll again.
-            flow.limit_deferral();
+            Writer::Caller { bytes, flows } => {
+                for _ in 0..flows {
+                    if !guard.scheduler.has_work() {
+                        return;
+                    }
+                    let Some(flow) = guard.take_idle() else { return };
+                    drop(guard);
+                    flow.write_as_caller(bytes);
+                    guard = lock(&self.queue);
+                }
+            }
+            Writer::Deferred { bytes } => {
+                if self.deferred.load(Ordering::Relaxed) != NO_SLOT {
+                    // It is written with the one that waits.
+                    return;
+                }
+                let flow = guard.take_idle();
+                drop(guard);
+                if let Some(flow) = flow
+                    && flow.write_small(bytes, true)
+                {
+                    self.deferred.store(flow.slot, Ordering::Relaxed);
+                    // The caller may not poll again.
+                    flow.limit_deferral();
+                }
+            }
+            Writer::Threads(flows) => {
+                let idle = std::iter::from_fn(|| guard.take_idle());
+                idle.take(flows).for_each(|flow| flow.wake_worker());
+            }
+            Writer::Later => {}
         }
     }
 

@@ -2,3 +2,4 @@
 
 pub(crate) mod choice;
 pub(crate) mod repair;
+pub(crate) mod writer;
