@@ -64,6 +64,7 @@ pub use tcp::round_trips::RoundTrips;
 pub use tcp::scheduler::{AckError, NextFrame, Schedule, Scheduler, SentMessage};
 pub use tcp::send_codec::{FrameSlice, MAX_FRAMES, SendCodec, Written};
 pub use tcp::sender::choice::FlowChoice;
+pub use tcp::sender::deferral::Deferral;
 pub use tcp::sender::repair::{
     AcceptedFlow, DialFailure, FlowDeath, FlowDial, FlowReport, Outage, Repair, RepairEvent,
     RepairFailure, RepairSettings, Situation,

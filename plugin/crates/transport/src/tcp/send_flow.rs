@@ -27,14 +27,8 @@ use crate::tcp::sender::TcpSender;
 use crate::telemetry::chunk_events::{ChunkDescription, ChunkEvent};
 use crate::telemetry::counters::FlowCounters;
 
-/// How long a message waits at most for the next poll of a caller that polls often.
-const MAX_DEFERRAL: Duration = Duration::from_millis(1);
-
 /// Bytes of small messages that one system call batches.
 const BATCH_BYTES: u64 = 64 << 10;
-
-/// Number of small messages that are written immediately after a deferred message was alone.
-const IMMEDIATE_WRITES: u32 = 64;
 
 /// A number that no flow has.
 const NO_FLOW: u32 = u32::MAX;
@@ -53,8 +47,6 @@ pub(crate) struct SendFlow {
     pub(super) is_woken: AtomicBool,
     /// The peer has ended its direction. The end is behind the last frames.
     pub(super) has_ended: AtomicBool,
-    /// There is a timer that ends a deferral.
-    pub(super) has_timer: AtomicBool,
     /// Held while the socket is written to.
     pub(super) writer: WorkLock<WriteState>,
     /// Held while the socket is read from.
@@ -80,8 +72,6 @@ pub(super) struct WriteState {
     /// Upper bound of unacknowledged bytes: those of the last query, and those written since. Of a flow that is not paced, only
     /// those written since its last sample: that is enough to know whether another is due.
     outstanding: u64,
-    /// Number of small messages that are written immediately before one is deferred to a caller's next poll again.
-    at_once: u32,
 }
 
 /// What a frame carries.
@@ -127,7 +117,6 @@ impl WriteState {
             same_tag_below_sent: false,
             pace,
             outstanding: 0,
-            at_once: 0,
         }
     }
 
@@ -235,22 +224,11 @@ impl SendFlow {
         });
     }
 
-    /// There is a small message to write. `may_defer`: the caller polls often, and writes it at its next poll, together with
-    /// messages that it adds until then. Returns whether it is deferred.
-    pub(super) fn write_small(&self, limit: u64, may_defer: bool) -> bool {
-        let mut is_deferred = false;
-        self.writer.run(|mut writer| {
-            if may_defer && !writer.closed {
-                if writer.at_once <= 1 {
-                    writer.at_once = 0;
-                    is_deferred = true;
-                    return;
-                }
-                writer.at_once -= 1;
-            }
+    /// Writes about so many bytes at most, if there are as many.
+    pub(super) fn write(&self, limit: u64) {
+        self.writer.run(|writer| {
             self.write_with(writer, limit);
         });
-        is_deferred
     }
 
     /// Writes a frame that changes nothing and that the peer answers, unless there are frames to write anyway.
@@ -262,13 +240,6 @@ impl SendFlow {
                 self.write_with(writer, 0);
             }
         });
-    }
-
-    /// A message waits for the caller's next poll, but not for long.
-    pub(super) fn limit_deferral(&self) {
-        if !self.has_timer.swap(true, Ordering::Relaxed) {
-            self.registration.set_timer(Instant::now() + MAX_DEFERRAL);
-        }
     }
 
     /// Writes until the socket takes no more, nothing is left, or more than `limit` bytes are written. In the last case the
@@ -361,9 +332,7 @@ impl SendFlow {
                 bytes += next.buffer.length() as u64;
                 writer.push(next);
             }
-            if writer.codec.len() == 1 && writer.at_once == 0 {
-                writer.at_once = IMMEDIATE_WRITES;
-            }
+            queue.deferral.handle_taken(self.slot, writer.codec.len());
         }
         // A checksum takes time, and the queue is not locked here. The messages stay in place while a flow writes them.
         writer.encode();
@@ -600,12 +569,7 @@ impl Source for SendFlow {
         let is_woken = self.is_woken.swap(false, Ordering::Relaxed);
         let has_room = readiness.writable && self.is_full.load(Ordering::Relaxed);
         if is_woken || has_room || !readiness.readable {
-            if self.has_timer.swap(false, Ordering::Relaxed) {
-                self.sender.end_deferral(self);
-            }
-            self.writer.run(|writer| {
-                self.write_with(writer, WORKER_QUANTUM);
-            });
+            self.write(WORKER_QUANTUM);
         }
     }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use evenkeel_protocol::{
-    AdvertisedTags, ChunkHeader, FlowChoice, Frame, NextFrame, RoundTrips, Scheduler, TagGate,
+    AdvertisedTags, ChunkHeader, Deferral, FlowChoice, Frame, NextFrame, RoundTrips, Scheduler,
+    TagGate,
 };
 
 use crate::connection::request::Operation;
@@ -23,6 +24,9 @@ pub(crate) struct SendQueue {
     /// By slot.
     pub(super) flows: Vec<Option<Arc<SendFlow>>>,
     pub(super) choice: FlowChoice,
+    pub(super) deferral: Deferral,
+    /// There is a timer that ends a deferral.
+    pub(super) has_timer: bool,
     pub(super) round_trips: RoundTrips,
     /// Bytes carried at the last tick, if there was something to send.
     pub(super) carried: Option<u64>,
@@ -167,6 +171,7 @@ impl SendQueue {
         if let Some(slot) = self.flows.get_mut(flow.slot) {
             *slot = None;
         }
+        self.deferral.handle_ended(flow.slot);
         self.choose(|choice, carried| choice.handle_ended(flow.slot, carried))
     }
 }

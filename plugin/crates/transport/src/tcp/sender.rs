@@ -3,13 +3,13 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
-    AdvertisedTags, FRAME_BYTES, FlowChoice, Frame, Pacer, PathInfo, RoundTrips, Scheduler,
-    Situation, TagGate, WriteLimits, WriteMode, Writer, writer,
+    AdvertisedTags, Deferral, FRAME_BYTES, FlowChoice, Frame, Pacer, PathInfo, RoundTrips,
+    Scheduler, Situation, TagGate, WriteLimits, WriteMode, Writer, writer,
 };
 
 use crate::connection::base::{Base, Direction, InFlight, TransportKind, WORKER_QUANTUM};
@@ -34,8 +34,6 @@ use crate::tcp::send_flow::{FrameReader, SendFlow, WriteState};
 use crate::tcp::send_queue::{Outgoing, SendCompletion, SendQueue};
 use crate::telemetry::counters::FlowCounters;
 use crate::telemetry::metrics::{ConnectionObservation, FlowObservation, Observed};
-
-const NO_SLOT: usize = usize::MAX;
 
 impl Outbound for TcpSender {
     fn base(&self) -> &Base {
@@ -108,8 +106,8 @@ pub(crate) struct TcpSender {
     /// When the connection was opened. Pacing times count from here.
     pub(super) epoch: Instant,
     seen_turn: SeenTurn,
-    /// The slot of the flow with a small message that waits for the caller's next poll, or `NO_SLOT`.
-    deferred: AtomicUsize,
+    /// Small messages may wait for the caller's next poll. It needs no lock where none do.
+    has_deferred: AtomicBool,
     pub(crate) flow_count: Arc<FlowCountController>,
 }
 
@@ -134,6 +132,8 @@ impl TcpSender {
                 advertised_tags: AdvertisedTags::default(),
                 flows: Vec::new(),
                 choice: FlowChoice::new(flow_count.flows(), streams.len()),
+                deferral: Deferral::default(),
+                has_timer: false,
                 round_trips: RoundTrips::default(),
                 carried: None,
                 requests: 0,
@@ -146,7 +146,7 @@ impl TcpSender {
             destination,
             epoch: Instant::now(),
             seen_turn: SeenTurn::default(),
-            deferred: AtomicUsize::new(NO_SLOT),
+            has_deferred: AtomicBool::new(false),
             flow_count,
         });
         sender.base.set_id(sender.destination.connection);
@@ -199,7 +199,6 @@ impl TcpSender {
                 // It becomes idle, or takes work, when it is first called.
                 is_woken: AtomicBool::new(true),
                 has_ended: AtomicBool::new(false),
-                has_timer: AtomicBool::new(false),
                 writer: WorkLock::new(WriteState::new(
                     send,
                     pace,
@@ -292,7 +291,7 @@ impl TcpSender {
                 let flow = guard.take_idle();
                 drop(guard);
                 if let Some(flow) = flow {
-                    flow.write_small(bytes, false);
+                    flow.write(bytes);
                 }
             }
             Writer::Caller { bytes, flows } => {
@@ -307,18 +306,17 @@ impl TcpSender {
                 }
             }
             Writer::Deferred { bytes } => {
-                if self.deferred.load(Ordering::Relaxed) != NO_SLOT {
+                if guard.deferral.is_pending() {
                     // It is written with the one that waits.
                     return;
                 }
-                let flow = guard.take_idle();
-                drop(guard);
-                if let Some(flow) = flow
-                    && flow.write_small(bytes, true)
-                {
-                    self.deferred.store(flow.slot, Ordering::Relaxed);
-                    // The caller may not poll again.
-                    flow.limit_deferral();
+                let Some(flow) = guard.take_idle() else { return };
+                if guard.deferral.handle_message(flow.slot, || self.epoch.elapsed()) {
+                    self.has_deferred.store(true, Ordering::Relaxed);
+                    self.set_timer(guard);
+                } else {
+                    drop(guard);
+                    flow.write(bytes);
                 }
             }
             Writer::Threads(flows) => {
@@ -331,16 +329,39 @@ impl TcpSender {
 
     /// Writes the small messages that wait for this poll.
     fn write_deferred(&self) {
-        if self.deferred.load(Ordering::Relaxed) == NO_SLOT {
+        if !self.has_deferred.load(Ordering::Relaxed) {
             return;
         }
         let flow = {
-            let queue = lock(&self.queue);
-            let slot = self.deferred.swap(NO_SLOT, Ordering::Relaxed);
-            queue.flows.get(slot).and_then(Option::clone)
+            let mut queue = lock(&self.queue);
+            self.has_deferred.store(false, Ordering::Relaxed);
+            let slot = queue.deferral.handle_poll();
+            slot.and_then(|slot| queue.flows.get(slot)?.clone())
         };
         if let Some(flow) = flow {
             flow.write_as_caller(self.base.context.settings.caller_bytes);
+        }
+    }
+
+    /// Sets the timer for the end of a deferral, since the caller may not poll again. One that is set is early enough.
+    fn set_timer(&self, mut queue: MutexGuard<'_, SendQueue>) {
+        let Some(at) = queue.deferral.next_timeout() else { return };
+        if !std::mem::replace(&mut queue.has_timer, true) {
+            drop(queue);
+            self.clock.set_timer(self.epoch + at);
+        }
+    }
+
+    /// The timer has fired. Writes the small messages that have waited for too long.
+    fn write_overdue(&self) {
+        let now = self.epoch.elapsed();
+        let mut queue = lock(&self.queue);
+        queue.has_timer = false;
+        let slot = queue.deferral.handle_timeout(now);
+        let flow = slot.and_then(|slot| queue.flows.get(slot)?.clone());
+        self.set_timer(queue);
+        if let Some(flow) = flow {
+            flow.write(WORKER_QUANTUM);
         }
     }
 }
@@ -365,13 +386,6 @@ impl TcpSender {
     /// Whether callers do the work of workers. They write on idle flows themselves.
     pub(super) fn callers_lead(&self) -> bool {
         self.destination.workers.callers_lead()
-    }
-
-    /// Messages that wait for a caller's next poll on this flow are written now.
-    pub(super) fn end_deferral(&self, flow: &SendFlow) {
-        let order = Ordering::Relaxed;
-        // Fails if there is none on this flow.
-        let _ = self.deferred.compare_exchange(flow.slot, NO_SLOT, order, order);
     }
 
     /// Adapts the number of flows in use. The leader does it for all flows.
@@ -692,11 +706,13 @@ impl Owner for TcpSender {
     }
 }
 
-/// Registers the connection with a worker, for its timeouts.
+/// Registers the connection with a worker, for its timer and its timeouts.
 struct Clock(Arc<TcpSender>);
 
 impl Source for Clock {
-    fn ready(&self, _readiness: Readiness) {}
+    fn ready(&self, _readiness: Readiness) {
+        self.0.write_overdue();
+    }
 
     fn tick(&self, now: Instant) -> bool {
         self.0.tick(now)
@@ -709,7 +725,7 @@ impl Source for Clock {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{Read, Write};
     use std::net::{SocketAddr, TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
     use std::thread;
@@ -836,6 +852,80 @@ mod tests {
         wait_for_idle_flows(&sender, 2);
         send(&sender, 20 << 10);
         test_support::until(|| (carried(1) > 0).then_some(()));
+        sender.close();
+    }
+
+    /// Bytes of a message that is small enough to be deferred.
+    const SMALL: usize = 100;
+
+    fn send_batched(sender: &Arc<TcpSender>) {
+        let buffer = SendBuffer::from_static(&[7; SMALL]);
+        TcpSender::send(sender, buffer, None, WriteMode::Batched).unwrap().unwrap();
+    }
+
+    /// A connection of so many flows with a message that waits for the caller's next poll, and their far ends.
+    fn deferred(
+        transport: &Transport,
+        runtime: &Runtime,
+        flows: usize,
+    ) -> (Arc<TcpSender>, Vec<UnixStream>) {
+        test_support::until(|| {
+            let (sender, far) = open(transport, runtime, flows);
+            wait_for_idle_flows(&sender, flows);
+            let seen = SeenTurn::default();
+            test_support::until(|| {
+                runtime.workers().caller_polls(&seen);
+                runtime.workers().callers_lead().then_some(())
+            });
+            send_batched(&sender);
+            if lock(&sender.queue).deferral.is_pending() {
+                return Some((sender, far));
+            }
+            // This thread was preempted, and callers lead no more or the message is written.
+            sender.close();
+            None
+        })
+    }
+
+    /// Waits for this many bytes and reads them.
+    fn read(far: &mut UnixStream, bytes: usize) -> Vec<u8> {
+        // Reached only when something is broken.
+        far.set_read_timeout(Some(Duration::from_secs(40))).unwrap();
+        let mut read = vec![0; bytes];
+        far.read_exact(&mut read).unwrap();
+        read
+    }
+
+    /// The caller does not poll again.
+    #[test]
+    fn deferred_message_is_written_without_a_poll() {
+        let transport = test_support::transport();
+        let runtime = transport.runtime().unwrap();
+        let (sender, mut far) = deferred(&transport, &runtime, 1);
+        assert_eq!(read(&mut far[0], FRAME_BYTES + SMALL)[FRAME_BYTES..], [7; SMALL]);
+        wait_for_idle_flows(&sender, 1);
+        assert!(!lock(&sender.queue).deferral.is_pending());
+        sender.close();
+    }
+
+    /// The flow that was to write at the next poll is gone then.
+    #[test]
+    fn message_after_a_deferred_one_whose_flow_fails_is_written() {
+        let transport = test_support::transport();
+        let runtime = transport.runtime().unwrap();
+        let (sender, mut far) = deferred(&transport, &runtime, 2);
+        let flow = sender.flow(0).unwrap();
+        sender.flow_failed(&flow, "a reset");
+        // Another flow reports it, and writes what was deferred. Callers lead all the time, and poll other connections.
+        let seen = SeenTurn::default();
+        test_support::until(|| {
+            runtime.workers().caller_polls(&seen);
+            (lock(&sender.queue).choice.idle() == 1).then_some(())
+        });
+        read(&mut far[1], FRAME_BYTES + FRAME_BYTES + SMALL);
+        send_batched(&sender);
+        Owner::progress(&*sender);
+        assert_eq!(read(&mut far[1], FRAME_BYTES + SMALL)[FRAME_BYTES..], [7; SMALL]);
         sender.close();
     }
 

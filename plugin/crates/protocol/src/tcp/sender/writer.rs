@@ -32,7 +32,7 @@ pub enum Writer {
         /// Maximum number of flows that it writes to.
         flows: usize,
     },
-    /// The caller, on one flow, now or at its next poll.
+    /// The caller, on one flow, now or at its next poll. See [`Deferral`](crate::Deferral).
     Deferred {
         /// Maximum bytes that it writes.
         bytes: u64,
