@@ -70,3 +70,4 @@ pub use tcp::sender::repair::{
     RepairFailure, RepairSettings, Situation,
 };
 pub use tcp::sender::writer::{WriteLimits, WriteMode, Writer, writer};
+pub use tcp::sender::writing::{FlowWriter, KernelQuery, WriteSituation, WriteStep};

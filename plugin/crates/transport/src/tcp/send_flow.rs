@@ -8,8 +8,8 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use evenkeel_protocol::{
-    FRAME_BYTES, Frame, FrameError, FrameSlice, MAX_FRAMES, Pacer, PathInfo, Progress, SendCodec,
-    TagGate, Written,
+    FRAME_BYTES, FlowWriter, Frame, FrameError, FrameSlice, KernelQuery, MAX_FRAMES, Pacer,
+    SendCodec, WriteSituation, WriteStep, Written,
 };
 use socket2::Socket;
 
@@ -62,16 +62,8 @@ pub(super) struct WriteState {
     /// The copies of the chunks that are written and not reported to the scheduler yet, and the number of those chunks.
     copies: [Option<CopyPlace>; MAX_FRAMES],
     chunks_written: usize,
-    /// A close frame was sent.
-    pub(super) close_sent: bool,
-    /// The common tag was sent.
-    tag_sent: bool,
-    /// The number below which messages have it was sent.
-    same_tag_below_sent: bool,
-    pace: Pacer,
-    /// Upper bound of unacknowledged bytes: those of the last query, and those written since. Of a flow that is not paced, only
-    /// those written since its last sample: that is enough to know whether another is due.
-    outstanding: u64,
+    /// Decides what is written next.
+    pub(super) flow: FlowWriter,
 }
 
 /// What a frame carries.
@@ -112,11 +104,7 @@ impl WriteState {
             codec: SendCodec::new(has_checksums),
             copies: [const { None }; MAX_FRAMES],
             chunks_written: 0,
-            close_sent: false,
-            tag_sent: false,
-            same_tag_below_sent: false,
-            pace,
-            outstanding: 0,
+            flow: FlowWriter::new(pace),
         }
     }
 
@@ -173,26 +161,6 @@ impl WriteState {
     /// Encodes the frames that were added.
     fn encode(&mut self) {
         self.codec.encode(|payload| payload.buffer.checksum(0));
-    }
-
-    /// A frame about tags that must be written on this flow before any further chunk.
-    fn next_tag_frame(&mut self, gate: &TagGate) -> Option<Frame> {
-        if !self.tag_sent
-            && let Some(tag) = gate.tag()
-        {
-            self.tag_sent = true;
-            // On a flow without a tag frame, the peer assumes the tag 0.
-            if tag != 0 {
-                return Some(Frame::Tag(tag));
-            }
-        }
-        if !self.same_tag_below_sent
-            && let Some(until) = gate.same_tag_below()
-        {
-            self.same_tag_below_sent = true;
-            return Some(Frame::SameTagBelow(until));
-        }
-        None
     }
 }
 
@@ -257,7 +225,7 @@ impl SendFlow {
                 match writer.half.flush(&self.socket) {
                     Ok(()) => self.is_full.store(false, Ordering::Relaxed),
                     Err(error) if would_block(&error) => {
-                        writer.pace.set_full();
+                        writer.flow.handle_full();
                         return moved;
                     }
                     Err(error) => break error,
@@ -282,16 +250,16 @@ impl SendFlow {
             match writer.half.send_frames(&self.socket, frames) {
                 Ok(sent) => {
                     moved += sent as u64;
-                    writer.outstanding += sent as u64;
+                    writer.flow.handle_written(sent as u64);
                     self.wrote(writer, sent);
                     if writer.is_blocked() {
-                        writer.pace.set_full();
+                        writer.flow.handle_full();
                         return moved;
                     }
                     self.is_full.store(false, Ordering::Relaxed);
                 }
                 Err(error) if would_block(&error) => {
-                    writer.pace.set_full();
+                    writer.flow.handle_full();
                     return moved;
                 }
                 Err(error) => break error,
@@ -316,23 +284,44 @@ impl SendFlow {
     /// Fills the list of frames to write. It stays empty if there is nothing to send, or too much is in flight. In both
     /// cases the flow is called again later.
     fn take_frames(&self, writer: &mut WriteState) {
-        let Some(next) = self.next_frame(writer) else { return };
-        let settings = &self.sender.base.context.settings;
-        let (small, most) = (settings.caller_bytes, settings.chunk_bytes);
-        let mut bytes = next.buffer.length() as u64;
-        writer.push(next);
-        if bytes <= small {
-            // Small messages that wait already are added: a system call costs as much as a small message.
-            let mut queue = lock(&self.sender.queue);
-            while !writer.codec.is_full()
-                && bytes < BATCH_BYTES
-                && queue.scheduler.next_unstarted_message().is_some_and(|length| length <= small)
-                && let Some(next) = queue.cut(self.slot, small.min(most))
-            {
-                bytes += next.buffer.length() as u64;
-                writer.push(next);
+        let sender = &self.sender;
+        let now = sender.epoch.elapsed();
+        if writer.flow.begin(now) {
+            sender.adapt(self);
+        }
+        let mut guard = lock(&sender.queue);
+        if self.report_written(writer, &mut guard) {
+            // The tick closes the connection; here the flow is locked.
+            return;
+        }
+        let mut wait = None;
+        let other = loop {
+            let queue = &mut *guard;
+            match writer.flow.poll_write(&self.situation(queue, now)) {
+                WriteStep::Frame(frame) => writer.push(CutFrame::empty(frame)),
+                WriteStep::Cut(limit) => break self.cut(writer, queue, limit),
+                WriteStep::Ask(query) => {
+                    drop(guard);
+                    guard = self.ask(writer, now, query);
+                }
+                WriteStep::Wait(time) => {
+                    wait = Some(time);
+                    break queue.take_idle_for_work();
+                }
+                WriteStep::Idle => {
+                    let is_idle = !queue.choice.is_retiring(self.slot);
+                    queue.choice.set_idle(self.slot, is_idle);
+                    // It may be the one that was woken for the work.
+                    break queue.take_idle_for_work();
+                }
             }
-            queue.deferral.handle_taken(self.slot, writer.codec.len());
+        };
+        drop(guard);
+        if let Some(time) = wait {
+            self.registration.set_timer_by_callers(Instant::now() + time);
+        }
+        if let Some(other) = other {
+            other.wake_worker();
         }
         // A checksum takes time, and the queue is not locked here. The messages stay in place while a flow writes them.
         writer.encode();
@@ -344,137 +333,97 @@ impl SendFlow {
         }
     }
 
-    /// The next frame to write, if there is one and it may be sent.
-    fn next_frame(&self, writer: &mut WriteState) -> Option<CutFrame> {
-        let sender = &self.sender;
-        let now = sender.epoch.elapsed();
-        let sample_due = writer.pace.sample_due(now);
-        if sample_due {
-            writer.pace.postpone_sample(now);
-            sender.adapt(self);
-        }
-        let mut guard = lock(&sender.queue);
-        let queue = &mut *guard;
-        let mut over = false;
+    /// Reports what was written. Returns whether that was the last of a closed connection.
+    fn report_written(&self, writer: &mut WriteState, queue: &mut SendQueue) -> bool {
         let before = queue.requests;
-        if writer.report_written(self.slot, queue) {
-            if queue.requests < before {
-                self.sender.base.notify();
-            }
-            over = sender.complete_acked(queue);
+        if !writer.report_written(self.slot, queue) {
+            return false;
         }
-        if over {
-            // The tick closes the connection; here the flow is locked.
-            return None;
+        if queue.requests < before {
+            self.sender.base.notify();
         }
-        if let Some(frame) = writer.next_tag_frame(&queue.gate) {
-            queue.choice.set_idle(self.slot, false);
-            return Some(CutFrame::empty(frame));
-        }
-        if !queue.takes_messages(self.slot) {
-            let is_idle = !queue.choice.is_retiring(self.slot);
-            queue.choice.set_idle(self.slot, is_idle);
-            // It may be the one that was woken for the work.
-            Self::pass_work_on(guard);
-            return None;
-        }
-        let work = queue.scheduler.has_work() || queue.scheduler.has_static_share(self.slot);
-        let mut limit = sender.base.context.settings.chunk_bytes;
-        // Pacing leaves bytes to flows that deliver them earlier. A flow without others is paced where the network is
-        // congested.
-        if work {
-            let is_alone = queue.choice.used() <= 1;
-            drop(guard);
-            if !is_alone || sender.lone_pacing().is_on(sender.epoch + now) {
-                writer.pace.set_alone(is_alone);
-                let Some(bytes) = self.pace(writer, now, sample_due, limit) else {
-                    Self::pass_work_on(lock(&sender.queue));
-                    return None;
-                };
-                limit = bytes;
-            } else if sample_due && writer.pace.is_backlogged(writer.outstanding) {
-                self.sample(writer, now);
-                writer.outstanding = 0;
-            }
-            guard = lock(&sender.queue);
-        }
-        let queue = &mut *guard;
-        let next = queue.cut(self.slot, limit).or_else(|| {
-            let close = queue.lingering.is_some() && !writer.close_sent;
-            writer.close_sent |= close;
-            let below = queue.scheduler.next_message();
-            close.then(|| CutFrame::empty(Frame::Close(below)))
-        });
-        queue.choice.set_idle(self.slot, next.is_none());
-        let is_small = |payload: &SendBuffer| {
-            payload.length() as u64 <= sender.base.context.settings.caller_bytes
-        };
-        // It takes small messages that wait together with a small one.
-        if next.as_ref().is_some_and(|next| !is_small(&next.buffer)) && !sender.callers_lead() {
-            Self::pass_work_on(guard);
-        }
-        next
+        self.sender.complete_acked(queue)
     }
 
-    /// Wakes an idle flow if there is work left that the present one does not take now.
-    fn pass_work_on(mut guard: MutexGuard<'_, SendQueue>) {
-        let queue = &mut *guard;
-        let other = if queue.scheduler.has_work() { queue.take_idle() } else { None };
-        drop(guard);
-        if let Some(other) = other {
-            other.wake_worker();
+    fn situation<'a>(&self, queue: &'a SendQueue, now: Duration) -> WriteSituation<'a> {
+        let sender = &self.sender;
+        let is_alone = queue.choice.used() <= 1;
+        WriteSituation {
+            gate: &queue.gate,
+            takes_messages: queue.takes_messages(self.slot),
+            has_work: queue.scheduler.has_work() || queue.scheduler.has_static_share(self.slot),
+            is_alone,
+            // A flow without others is paced where the network is congested.
+            is_paced: !is_alone || sender.lone_pacing().is_on(sender.epoch + now),
+            max_chunk: sender.base.context.settings.chunk_bytes,
         }
     }
 
-    /// How many bytes the flow may take at once, at most `limit`. `None`, and a timer is set, if too many are in flight.
-    fn pace(
+    /// Asks the kernel, without the queue's lock.
+    fn ask(
         &self,
         writer: &mut WriteState,
         now: Duration,
-        sample_due: bool,
-        limit: u64,
-    ) -> Option<u64> {
-        let mut most = writer.pace.max_outstanding();
-        let mut is_exact = false;
-        if writer.outstanding > most {
-            writer.outstanding = sys::unacknowledged(&self.socket);
-            is_exact = true;
-        }
-        if sample_due && self.sample(writer, now) {
-            most = writer.pace.max_outstanding();
-            if !is_exact && writer.outstanding > most {
-                writer.outstanding = sys::unacknowledged(&self.socket);
+        query: KernelQuery,
+    ) -> MutexGuard<'_, SendQueue> {
+        let sender = &self.sender;
+        match query {
+            KernelQuery::Unacknowledged => {
+                writer.flow.handle_unacknowledged(sys::unacknowledged(&self.socket));
+                lock(&sender.queue)
+            }
+            KernelQuery::Path => {
+                let path = sys::path_info(&self.socket).ok();
+                let mut queue = lock(&sender.queue);
+                let shortest = path.map_or(Duration::ZERO, |path| {
+                    queue.round_trips.note(now, self.slot, path.usual_round_trip)
+                });
+                if let Some(is_congested) = writer.flow.handle_path(now, path.as_ref(), shortest) {
+                    sender.lone_pacing().sampled(sender.epoch + now, is_congested);
+                }
+                queue
             }
         }
-        if writer.outstanding > most {
-            let wait = writer.pace.wait(writer.outstanding);
-            self.registration.set_timer_by_callers(Instant::now() + wait);
-            return None;
-        }
-        Some(writer.pace.chunk(limit))
     }
 
-    /// Notes the flow's round trip, and tells the pacer how far the flow is. False if the pacer knows no more than before.
-    fn sample(&self, writer: &mut WriteState, now: Duration) -> bool {
-        let Ok(info) = sys::path_info(&self.socket) else { return false };
-        let PathInfo { acked, busy, round_trip, usual_round_trip, retransmitted, .. } = info;
-        let shortest_round_trip =
-            lock(&self.sender.queue).round_trips.note(now, self.slot, usual_round_trip);
-        if !writer.pace.is_backlogged(writer.outstanding) {
-            // It delivers all that it takes. Others are compared with that.
-            return false;
+    /// Takes a chunk of at most `limit` bytes or small messages, if there are any. Returns a flow to wake for what is left.
+    fn cut(
+        &self,
+        writer: &mut WriteState,
+        queue: &mut SendQueue,
+        limit: u64,
+    ) -> Option<Arc<SendFlow>> {
+        let settings = &self.sender.base.context.settings;
+        let (small, most) = (settings.caller_bytes, settings.chunk_bytes);
+        let next = queue.cut(self.slot, limit).or_else(|| {
+            let close = queue.lingering.as_ref().and_then(|_| {
+                let below = queue.scheduler.next_message();
+                writer.flow.poll_close(below)
+            });
+            close.map(CutFrame::empty)
+        });
+        queue.choice.set_idle(self.slot, next.is_none());
+        let next = next?;
+        let mut bytes = next.buffer.length() as u64;
+        writer.push(next);
+        if bytes > small {
+            // Callers that do the work of workers write on idle flows themselves.
+            let callers_lead = self.sender.callers_lead();
+            return if callers_lead { None } else { queue.take_idle_for_work() };
         }
-        let progress = Progress {
-            acked,
-            busy,
-            round_trip,
-            usual_round_trip,
-            shortest_round_trip,
-            retransmitted,
-        };
-        let is_congested = writer.pace.sample(now, progress);
-        self.sender.lone_pacing().sampled(self.sender.epoch + now, is_congested);
-        true
+        // Small messages that wait already are added: a system call costs as much as a small message.
+        let mut messages = 1;
+        while !writer.codec.is_full()
+            && bytes < BATCH_BYTES
+            && queue.scheduler.next_unstarted_message().is_some_and(|length| length <= small)
+            && let Some(next) = queue.cut(self.slot, small.min(most))
+        {
+            bytes += next.buffer.length() as u64;
+            messages += 1;
+            writer.push(next);
+        }
+        queue.deferral.handle_taken(self.slot, messages);
+        None
     }
 
     /// Reads frames from the peer.

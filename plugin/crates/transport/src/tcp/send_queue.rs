@@ -77,6 +77,11 @@ impl SendQueue {
         self.flows.get(slot)?.clone()
     }
 
+    /// The same, if there is work left that no flow takes now.
+    pub(super) fn take_idle_for_work(&mut self) -> Option<Arc<SendFlow>> {
+        if self.scheduler.has_work() { self.take_idle() } else { None }
+    }
+
     /// Whether the flow in this slot may have work.
     pub(super) fn takes_messages(&self, slot: usize) -> bool {
         self.choice.takes_messages(slot, self.needs_all_flows())

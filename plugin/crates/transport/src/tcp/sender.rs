@@ -552,7 +552,7 @@ impl TcpSender {
                     copies.for_each(|copy| queue.retransmit_buffer.release(copy));
                     queue.scheduler.first()
                 };
-                if !midway && !writer.close_sent {
+                if !midway && !writer.flow.has_sent_close() {
                     let nothing = SendBuffer::from_static(&[]);
                     let close = self.base.encode(Frame::Close(delivered));
                     // If the buffer is full, the end of the stream informs the peer.

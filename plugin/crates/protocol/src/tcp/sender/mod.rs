@@ -4,3 +4,4 @@ pub(crate) mod choice;
 pub(crate) mod deferral;
 pub(crate) mod repair;
 pub(crate) mod writer;
+pub(crate) mod writing;
