@@ -144,9 +144,15 @@ func TestExplain(t *testing.T) {
 		"a call that waits its turn has no size yet": {size: 2, change: func(r []*Record) []*Record {
 			allIn(r, "all_reduce", 3)
 			c := &r[1].Calls[0]
-			c.State, c.InputBytes, c.OutputBytes = scheduled, 0, 0
+			c.State, c.StartedNS, c.InputBytes, c.OutputBytes = scheduled, 0, 0, 0
 			return r
 		}, want: []string{"group default_pg: all 2 ranks are in all_reduce #3 for 30s, and agree about it: data that one of them waits for does not come"}},
+		"a call that failed before its turn has no size": {size: 2, change: func(r []*Record) []*Record {
+			allIn(r, "all_reduce", 3)
+			c := &r[1].Calls[0]
+			c.State, c.StartedNS, c.EndedNS, c.InputBytes, c.OutputBytes, c.Failure = failed, 0, now, 0, 0, "all_reduce: timeout"
+			return r
+		}, want: []string{"group default_pg: all 2 ranks are in all_reduce #3 for 30s, and agree about it: data that one of them waits for does not come; rank 1 failed first: all_reduce: timeout"}},
 		"parts of a gather may differ": {size: 2, change: func(r []*Record) []*Record {
 			allIn(r, "all_gather_v", 3)
 			r[1].Calls[0].InputBytes = 4

@@ -215,7 +215,8 @@ var aspects = []struct {
 	{"calls", "call", func(c *Call) string { return c.Operation }},
 	{"passes", "pass", func(c *Call) string { return c.Type }},
 	{"passes", "pass", func(c *Call) string {
-		if !equalSizes[c.Operation] || c.State == scheduled {
+		// One that has not begun, as it is scheduled or failed before, has no sizes yet.
+		if !equalSizes[c.Operation] || c.StartedNS == 0 {
 			return ""
 		}
 		return fmt.Sprintf("%d bytes", max(c.InputBytes, c.OutputBytes))
