@@ -41,13 +41,14 @@ pub(crate) unsafe fn options(call: *const Call) -> Result<collectives::Call, Err
 }
 
 /// Runs an operation of a group once earlier operations of its sequence are done. If the call asks for a request, only starts it.
-/// `prepare` checks the arguments.
+/// `prepare` checks the arguments. `name` is the operation, for the flight recorder.
 ///
 /// # Safety
 /// `group` is null or a group, and `call` is null or points to options. What the operation holds is valid until it is done.
 pub(crate) unsafe fn operate<O>(
     group: *const Group,
     sequence: impl FnOnce(u32) -> Sequence,
+    name: &'static str,
     call: *const Call,
     prepare: impl FnOnce(&collectives::Group) -> Result<O, Error>,
 ) -> Status
@@ -62,9 +63,9 @@ where
         let sequence = sequence(call.map_or(0, |call| call.tag));
         let Some(request) = call.map(|call| call.request).filter(|request| !request.is_null())
         else {
-            return Ok(group.in_order_within(sequence, &options, operation)?);
+            return Ok(group.in_order_within(sequence, name, &options, operation)?);
         };
-        let started = group.start_call(sequence, options, operation);
+        let started = group.start_call(sequence, name, options, operation);
         // SAFETY: the header requires a pointer to write to.
         unsafe { pointers::return_object(request, Request(started)) }
     })

@@ -21,7 +21,7 @@ pub unsafe extern "C" fn evenkeel_broadcast(
 ) -> Status {
     // SAFETY: the header requires a group, a buffer, and a call or NULL.
     unsafe {
-        operate(group, collectives_of, call, |_| {
+        operate(group, collectives_of, "broadcast", call, |_| {
             let data = pointers::bytes_mut("data", data, bytes)?;
             Ok(move |group: &collectives::Group, call: &collectives::Call| {
                 group.broadcast(data, root, call)
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn evenkeel_allgather(
 ) -> Status {
     // SAFETY: the header requires a group, a buffer, a number for each rank, and a call or NULL.
     unsafe {
-        operate(group, collectives_of, call, |group| {
+        operate(group, collectives_of, "allgather", call, |group| {
             let data = pointers::bytes_mut("data", data, bytes)?;
             let lengths = parts(group, lengths, bytes, "bytes")?;
             Ok(move |group: &collectives::Group, call: &collectives::Call| {
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn evenkeel_gather(
             (lengths, input_bytes),
             root,
             call,
-            collectives::Group::gatherv,
+            ("gather", collectives::Group::gatherv),
         )
     }
 }
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn evenkeel_scatter(
             (lengths, output_bytes),
             root,
             call,
-            collectives::Group::scatterv,
+            ("scatter", collectives::Group::scatterv),
         )
     }
 }
@@ -120,20 +120,23 @@ unsafe fn gather_or_scatter(
     (lengths, equal): (*const usize, usize),
     root: usize,
     call: *const Call,
-    operation: impl FnOnce(
-        &collectives::Group,
-        &[u8],
-        &mut [u8],
-        &[usize],
-        usize,
-        &collectives::Call,
-    ) -> collectives::Result<()>
-    + Send
-    + 'static,
+    (name, operation): (
+        &'static str,
+        impl FnOnce(
+            &collectives::Group,
+            &[u8],
+            &mut [u8],
+            &[usize],
+            usize,
+            &collectives::Call,
+        ) -> collectives::Result<()>
+        + Send
+        + 'static,
+    ),
 ) -> Status {
     // SAFETY: the caller guarantees it.
     unsafe {
-        operate(group, collectives_of, call, |group| {
+        operate(group, collectives_of, name, call, |group| {
             let input = pointers::bytes("input", input, input_bytes)?;
             let output = pointers::bytes_mut("output", output, output_bytes)?;
             let lengths = match lengths.is_null() {
@@ -162,7 +165,7 @@ pub unsafe extern "C" fn evenkeel_alltoall(
 ) -> Status {
     // SAFETY: the header requires a group, buffers, a number for each rank, and a call or NULL.
     unsafe {
-        operate(group, collectives_of, call, |group| {
+        operate(group, collectives_of, "alltoall", call, |group| {
             let input = pointers::bytes("input", input, input_bytes)?;
             let output = pointers::bytes_mut("output", output, output_bytes)?;
             let sent = parts(group, sent, input_bytes, "bytes in the input")?;
@@ -178,5 +181,5 @@ pub unsafe extern "C" fn evenkeel_alltoall(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_barrier(group: *const Group, call: *const Call) -> Status {
     // SAFETY: the header requires a group, and a call or NULL.
-    unsafe { operate(group, collectives_of, call, |_| Ok(collectives::Group::barrier)) }
+    unsafe { operate(group, collectives_of, "barrier", call, |_| Ok(collectives::Group::barrier)) }
 }

@@ -24,6 +24,7 @@ pub unsafe extern "C" fn evenkeel_send(
         operate(
             group,
             |tag| Sequence::Sends { to, tag },
+            "send",
             call,
             |_| {
                 let data = pointers::bytes("data", data, bytes)?;
@@ -50,6 +51,7 @@ pub unsafe extern "C" fn evenkeel_recv(
         operate(
             group,
             |tag| Sequence::Receives { from: Some(from), tag },
+            "recv",
             call,
             |_| {
                 let data = pointers::bytes_mut("data", data, capacity)?;
@@ -79,6 +81,7 @@ pub unsafe extern "C" fn evenkeel_recv_any(
         operate(
             group,
             |tag| Sequence::Receives { from: None, tag },
+            "recv",
             call,
             |_| {
                 let data = pointers::bytes_mut("data", data, capacity)?;

@@ -68,7 +68,7 @@ pub unsafe extern "C" fn evenkeel_allreduce(
 ) -> Status {
     // SAFETY: as the header requires.
     unsafe {
-        reduce_with(group, (data, count), (datatype, op), call, |_| {
+        reduce_with(group, "allreduce", (data, count), (datatype, op), call, |_| {
             Ok(collectives::Group::allreduce)
         })
     }
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn evenkeel_allreduce_custom(
 ) -> Status {
     // SAFETY: the header requires a group, a buffer of its elements, a function and a call or NULL.
     unsafe {
-        operate(group, collectives_of, call, |_| {
+        operate(group, collectives_of, "allreduce", call, |_| {
             let custom = Custom::new(element, combine, context)?;
             let data = elements(data, count, element)?;
             Ok(move |group: &collectives::Group, call: &collectives::Call| {
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn evenkeel_reduce(
 ) -> Status {
     // SAFETY: as the header requires.
     unsafe {
-        reduce_with(group, (data, count), (datatype, op), call, |_| {
+        reduce_with(group, "reduce", (data, count), (datatype, op), call, |_| {
             Ok(
                 move |group: &collectives::Group,
                       data: &mut [u8],
@@ -139,7 +139,7 @@ pub unsafe extern "C" fn evenkeel_reduce_scatter(
 ) -> Status {
     // SAFETY: as the header requires, which also requires a number for each rank.
     unsafe {
-        reduce_with(group, (data, count), (datatype, op), call, |group| {
+        reduce_with(group, "reduce_scatter", (data, count), (datatype, op), call, |group| {
             let parts = parts(group, counts, count, "elements")?;
             Ok(
                 move |group: &collectives::Group,
@@ -159,6 +159,7 @@ pub unsafe extern "C" fn evenkeel_reduce_scatter(
 /// A group, a buffer of that many elements, and a call or null.
 unsafe fn reduce_with<O>(
     group: *const Group,
+    name: &'static str,
     (data, count): (*mut c_void, usize),
     (datatype, op): (i32, i32),
     call: *const Call,
@@ -176,7 +177,7 @@ where
 {
     // SAFETY: the caller guarantees it.
     unsafe {
-        operate(group, collectives_of, call, |group| {
+        operate(group, collectives_of, name, call, |group| {
             let reduction = reduction(datatype, op)?;
             let data = elements(data, count, reduction.element())?;
             let operation = prepare(group)?;

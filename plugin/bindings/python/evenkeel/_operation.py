@@ -14,7 +14,7 @@ _NAMES = {
 
 
 def operation_of(call: dict[str, Any]) -> dict[str, Any] | None:
-    """The name, sizes and types of a recorded call; ``None`` where nobody knows what it is, as it waits for its turn.
+    """The name, sizes and types of a recorded call; ``None`` where nobody knows its sizes, as it has not begun.
 
     ``known_dtype`` is empty where the types are a guess.
     """
@@ -42,7 +42,7 @@ def _from_note(note: str | None) -> dict[str, Any] | None:
 
 def _from_sizes(call: dict[str, Any]) -> dict[str, Any] | None:
     """Name and sizes of a call of which torch knows nothing. Where the type is unknown, elements are bytes."""
-    if call["name"] is None:
+    if call["started_ns"] is None:
         return None
     dtype = call["data_type"] or "uint8"
     item = int(re.search(r"\d+", dtype)[0]) // 8

@@ -181,7 +181,7 @@ impl Group {
     ) -> PyResult<Option<Self>> {
         let (group, call) = (self.open()?, call(py, tag, timeout, None)?);
         let split = || {
-            group.in_order_within(Sequence::Collectives { tag }, &call, |group, call| {
+            group.in_order_within(Sequence::Collectives { tag }, "split", &call, |group, call| {
                 group.split(color, call)
             })
         };
@@ -199,9 +199,12 @@ impl Group {
     ) -> PyResult<()> {
         let (group, call) = (self.open()?, call(py, tag, timeout, None)?);
         let set = || {
-            group.in_order_within(Sequence::Collectives { tag }, &call, |group, call| {
-                group.set_link_rate(rate, call)
-            })
+            group.in_order_within(
+                Sequence::Collectives { tag },
+                "set_link_rate",
+                &call,
+                |group, call| group.set_link_rate(rate, call),
+            )
         };
         py.detach(set).map_err(|error| exception(py, &error))
     }
@@ -224,7 +227,7 @@ impl Group {
         let call = with_note(call, note);
         let mut memory = Memory::writable("array", array, dtype)?;
         let reduction = reduction(&memory, op)?;
-        self.collective(py, tag, call, wait, move |group, call| {
+        self.collective(py, "allreduce", tag, call, wait, move |group, call| {
             group.allreduce(memory.bytes_mut(), &reduction, call).map(|()| Outcome::Nothing)
         })
     }
@@ -244,7 +247,7 @@ impl Group {
         let call = call(array.py(), tag, timeout, note)?;
         let mut memory = Memory::writable("array", array, dtype)?;
         let reduction = reduction(&memory, op)?;
-        self.collective(array.py(), tag, call, wait, move |group, call| {
+        self.collective(array.py(), "reduce", tag, call, wait, move |group, call| {
             group.reduce(memory.bytes_mut(), root, &reduction, call).map(|()| Outcome::Nothing)
         })
     }
@@ -265,7 +268,7 @@ impl Group {
         let mut memory = Memory::writable("array", array, dtype)?;
         let reduction = reduction(&memory, op)?;
         let (item, counts) = (memory.item(), self.counts(counts, memory.count())?);
-        self.collective(array.py(), tag, call, wait, move |group, call| {
+        self.collective(array.py(), "reduce_scatter", tag, call, wait, move |group, call| {
             let part = group.reduce_scatter(memory.bytes_mut(), &counts, &reduction, call)?;
             Ok(Outcome::Part(part.start / item..part.end / item))
         })
@@ -283,7 +286,7 @@ impl Group {
     ) -> PyResult<Bound<'py, PyAny>> {
         let call = call(array.py(), tag, timeout, note)?;
         let mut memory = Memory::writable("array", array, None)?;
-        self.collective(array.py(), tag, call, wait, move |group, call| {
+        self.collective(array.py(), "broadcast", tag, call, wait, move |group, call| {
             group.broadcast(memory.bytes_mut(), root, call).map(|()| Outcome::Nothing)
         })
     }
@@ -302,7 +305,7 @@ impl Group {
         let mut memory = Memory::writable("array", array, None)?;
         let counts = self.counts(counts, memory.count())?;
         let lengths = lengths(&counts, memory.item())?;
-        self.collective(array.py(), tag, call, wait, move |group, call| {
+        self.collective(array.py(), "allgather", tag, call, wait, move |group, call| {
             group.allgatherv(memory.bytes_mut(), &lengths, call).map(|()| Outcome::Nothing)
         })
     }
@@ -326,7 +329,7 @@ impl Group {
         from.check_disjoint(&into)?;
         let counts = counts.unwrap_or_else(|| vec![from.count(); self.size]);
         let lengths = lengths(&counts, from.item())?;
-        self.collective(py, tag, call, wait, move |group, call| {
+        self.collective(py, "gather", tag, call, wait, move |group, call| {
             let done = group.gatherv(from.bytes(), into.bytes_mut(), &lengths, root, call);
             done.map(|()| Outcome::Nothing)
         })
@@ -351,7 +354,7 @@ impl Group {
         from.check_disjoint(&into)?;
         let counts = counts.unwrap_or_else(|| vec![into.count(); self.size]);
         let lengths = lengths(&counts, into.item())?;
-        self.collective(py, tag, call, wait, move |group, call| {
+        self.collective(py, "scatter", tag, call, wait, move |group, call| {
             let done = group.scatterv(from.bytes(), into.bytes_mut(), &lengths, root, call);
             done.map(|()| Outcome::Nothing)
         })
@@ -375,7 +378,7 @@ impl Group {
         from.check_disjoint(&into)?;
         let sent = lengths(&self.counts(sent, from.count())?, from.item())?;
         let received = lengths(&self.counts(received, into.count())?, into.item())?;
-        self.collective(py, tag, call, wait, move |group, call| {
+        self.collective(py, "alltoall", tag, call, wait, move |group, call| {
             let done = group.alltoallv(from.bytes(), &sent, into.bytes_mut(), &received, call);
             done.map(|()| Outcome::Nothing)
         })
@@ -391,7 +394,7 @@ impl Group {
         wait: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let call = call(py, tag, timeout, note)?;
-        self.collective(py, tag, call, wait, move |group, call| {
+        self.collective(py, "barrier", tag, call, wait, move |group, call| {
             group.barrier(call).map(|()| Outcome::Nothing)
         })
     }
@@ -408,7 +411,7 @@ impl Group {
     ) -> PyResult<Bound<'py, PyAny>> {
         let call = call(array.py(), tag, timeout, note)?;
         let memory = Memory::of("array", array, None)?;
-        self.run(array.py(), Sequence::Sends { to, tag }, call, wait, move |group, call| {
+        self.run(array.py(), Sequence::Sends { to, tag }, "send", call, wait, move |group, call| {
             group.send(to, memory.bytes(), call).map(|()| Outcome::Nothing)
         })
     }
@@ -429,6 +432,7 @@ impl Group {
         self.run(
             array.py(),
             Sequence::Receives { from: source, tag },
+            "recv",
             call,
             wait,
             move |group, call| {
@@ -459,12 +463,13 @@ impl Group {
     fn collective<'py>(
         &self,
         py: Python<'py>,
+        name: &'static str,
         tag: u32,
         call: Call,
         wait: bool,
         operation: impl FnOnce(&collectives::Group, &Call) -> Result<Outcome, Error> + Send + 'static,
     ) -> PyResult<Bound<'py, PyAny>> {
-        self.run(py, Sequence::Collectives { tag }, call, wait, operation)
+        self.run(py, Sequence::Collectives { tag }, name, call, wait, operation)
     }
 
     /// Runs an operation without the interpreter's lock, so that other threads can run meanwhile, or starts it.
@@ -472,17 +477,18 @@ impl Group {
         &self,
         py: Python<'py>,
         sequence: Sequence,
+        name: &'static str,
         call: Call,
         wait: bool,
         operation: impl FnOnce(&collectives::Group, &Call) -> Result<Outcome, Error> + Send + 'static,
     ) -> PyResult<Bound<'py, PyAny>> {
         let group = self.open()?;
         if !wait {
-            let request = py.detach(|| group.start_call(sequence, call, operation));
+            let request = py.detach(|| group.start_call(sequence, name, call, operation));
             return Request::new(&group, request).into_bound_py_any(py);
         }
         // If another thread closes the group meanwhile, this call leaves it at its end.
-        let outcome = py.detach(move || group.in_order_within(sequence, &call, operation));
+        let outcome = py.detach(move || group.in_order_within(sequence, name, &call, operation));
         outcome.map_err(|error| exception(py, &error))?.into_object(py)
     }
 

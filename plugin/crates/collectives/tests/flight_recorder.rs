@@ -41,8 +41,8 @@ fn calls(name: &str, rank: usize) -> Vec<RecordedCall> {
 
 /// Name, number, state and sizes.
 fn words(call: &RecordedCall) -> String {
-    let (name, number) = (call.name.unwrap_or("?"), call.sequence.map_or(-1, i64::from));
-    format!("{name} {number} {} {} {}", call.state, call.input_bytes, call.output_bytes)
+    let number = call.sequence.map_or(-1, i64::from);
+    format!("{} {number} {} {} {}", call.name, call.state, call.input_bytes, call.output_bytes)
 }
 
 #[test]
@@ -98,14 +98,15 @@ fn failed_call_says_whom_it_waited_for() {
         let _present = present.lock().unwrap().pop();
         let short = Call::default().timeout(Duration::from_secs(1));
         let (release, held) = mpsc::channel::<()>();
-        let failing = group.start_call(first, short, move |group, call| {
+        let failing = group.start_call(first, "allreduce", short, move |group, call| {
             group.allreduce_of(&mut [1i64], Op::Sum, call).inspect_err(|_| {
                 let _ = held.recv();
             })
         });
         let behind = Call::default().timeout(Duration::from_secs(1)).note("behind");
-        let behind =
-            group.start_call(first, behind, |group, call| group.broadcast(&mut [0; 9], 9, call));
+        let behind = group.start_call(first, "broadcast", behind, |group, call| {
+            group.broadcast(&mut [0; 9], 9, call)
+        });
         // Until it has failed, it is in progress, and the one behind it keeps its place.
         let deadline = Instant::now() + TIMEOUT;
         while calls("late", group.rank())[0].state != "failed" {
@@ -115,7 +116,7 @@ fn failed_call_says_whom_it_waited_for() {
         let recorded = calls("late", group.rank());
         assert_eq!(
             recorded.iter().map(words).collect::<Vec<_>>(),
-            ["allreduce 1 failed 8 8", "? 2 scheduled 0 0"]
+            ["allreduce 1 failed 8 8", "broadcast 2 scheduled 0 0"]
         );
         assert_eq!(recorded[1].note.as_deref(), Some("behind"));
         let failure = recorded[0].failure.as_ref().unwrap();

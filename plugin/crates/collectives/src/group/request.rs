@@ -132,17 +132,19 @@ impl Group {
         }
     }
 
-    /// As [`Group::start`], for one operation of the sequence with these options. The flight recorder has it from now on.
+    /// As [`Group::start`], for one operation of the sequence with these options. The flight recorder has it from now on, under this
+    /// name until it begins.
     pub fn start_call<T: Send + 'static>(
         self: &Arc<Self>,
         sequence: Sequence,
+        name: &'static str,
         call: Call,
         operation: impl FnOnce(&Self, &Call) -> Result<T> + Send + 'static,
     ) -> Request<T> {
         if let Err(error) = self.check_usable() {
             return Request::ready(Err(error));
         }
-        let record = self.record.schedule(sequence, &call);
+        let record = self.record.schedule(sequence, name, &call);
         let call = Call { record: Some(record), ..call };
         self.push(sequence, Some(record), move |group| operation(group, &call))
     }
@@ -186,7 +188,7 @@ impl Group {
 
     /// As [`Group::in_order`], but waits for its turn only as long as the call's own timeout, if it has one. The time counts anew when
     /// an operation before it ends. `operation` is one operation of the sequence, with the options that it gets. The flight recorder has
-    /// it from now on.
+    /// it from now on, under this name until it begins.
     ///
     /// # Errors
     /// The operation's; [`ErrorKind::Timeout`] when its turn did not come. Then this rank leaves it out, as one that has timed out: the
@@ -194,11 +196,12 @@ impl Group {
     pub fn in_order_within<T>(
         &self,
         sequence: Sequence,
+        name: &'static str,
         call: &Call,
         operation: impl FnOnce(&Self, &Call) -> Result<T>,
     ) -> Result<T> {
         self.check_usable()?;
-        let record = self.record.schedule(sequence, call);
+        let record = self.record.schedule(sequence, name, call);
         let call = Call { record: Some(record), ..call.clone() };
         let outcome = self.take_turn(sequence, call.timeout, |group| operation(group, &call));
         self.record_unbegun(Some(record), &outcome);
@@ -377,7 +380,7 @@ mod tests {
             if group.rank() == 0 {
                 let first = group.start(FIRST, allreduce(vec![1], 0));
                 let barrier = |group: &Group, call: &Call| group.barrier(call);
-                let error = group.in_order_within(FIRST, &short, barrier).unwrap_err();
+                let error = group.in_order_within(FIRST, "barrier", &short, barrier).unwrap_err();
                 let last = group.start(FIRST, allreduce(vec![100], 0));
                 let _ = lock(&over).send(());
                 assert!(error.kind() == ErrorKind::Timeout && error.is_group_usable(), "{error}");

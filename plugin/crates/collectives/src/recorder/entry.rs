@@ -63,6 +63,8 @@ pub(super) struct Entry {
     pub(super) sequence: Sequence,
     /// The number among the collectives of its tag, or among the messages between two ranks in one direction.
     pub(super) number: Option<u32>,
+    /// The operation.
+    pub(super) name: &'static str,
     /// `None` as long as it is scheduled.
     pub(super) called: Option<Called>,
     pub(super) timeout: Duration,
@@ -79,6 +81,7 @@ impl Entry {
         id: u64,
         group: &Arc<GroupRecord>,
         sequence: Sequence,
+        name: &'static str,
         call: &Call,
     ) -> Self {
         Self {
@@ -87,6 +90,7 @@ impl Entry {
             state: State::Scheduled,
             sequence,
             number: None,
+            name,
             called: None,
             timeout: call.timeout.unwrap_or_else(|| group.timeout()),
             note: call.note.clone(),
@@ -99,6 +103,7 @@ impl Entry {
 
     pub(super) fn start(&mut self, called: Called, number: Option<u32>) {
         self.state = State::Started;
+        self.name = called.what;
         (self.called, self.number) = (Some(called), number);
         self.started = Some(SystemTime::now());
     }

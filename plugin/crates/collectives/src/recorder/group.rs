@@ -137,8 +137,13 @@ impl GroupRecord {
     }
 
     /// Records a call that waits for its turn.
-    pub(crate) fn schedule(self: &Arc<Self>, sequence: Sequence, call: &Call) -> Recorded {
-        RING.add(|id| Entry::scheduled(id, self, sequence, call))
+    pub(crate) fn schedule(
+        self: &Arc<Self>,
+        sequence: Sequence,
+        name: &'static str,
+        call: &Call,
+    ) -> Recorded {
+        RING.add(|id| Entry::scheduled(id, self, sequence, name, call))
     }
 
     /// Records that a call begins: in its record if it was scheduled, or a new one.
@@ -162,7 +167,7 @@ impl GroupRecord {
             }
         }
         RING.add(|id| {
-            let mut entry = Entry::scheduled(id, self, sequence, call);
+            let mut entry = Entry::scheduled(id, self, sequence, called.what, call);
             entry.start(called, number);
             entry
         })

@@ -57,8 +57,8 @@ pub struct RecordedCall {
     pub rank: usize,
     /// `collective`, `send` or `receive`.
     pub kind: &'static str,
-    /// The operation; `None` while it is scheduled.
-    pub name: Option<&'static str>,
+    /// The operation.
+    pub name: &'static str,
     /// The number among the collectives of its tag, or among the messages between two ranks in one direction. Of a collective that
     /// is scheduled, the number that it will have, if the call before it is kept.
     pub sequence: Option<u32>,
@@ -147,7 +147,7 @@ impl RecordedCall {
             group: hexadecimal(entry.group.id()),
             rank: entry.group.rank(),
             kind,
-            name: called.map(|called| called.what),
+            name: entry.name,
             sequence: entry.number,
             tag,
             peer: called.and_then(|called| called.peer).or(peer),

@@ -81,7 +81,8 @@ mod tests {
     fn ring_keeps_the_last_calls() {
         let (ring, group) = (Ring::new(3), GroupRecord::alone(Duration::from_secs(1)));
         let sequence = Sequence::Collectives { tag: 0 };
-        let add = || ring.add(|id| Entry::scheduled(id, &group, sequence, &Call::default()));
+        let add =
+            || ring.add(|id| Entry::scheduled(id, &group, sequence, "barrier", &Call::default()));
         let all: Vec<_> = (0..5).map(|_| add()).collect();
         assert_eq!(ring.read(|entry| entry.id), [2, 3, 4]);
         // A call that was overwritten does not change the one in its place.
