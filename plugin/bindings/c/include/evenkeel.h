@@ -537,6 +537,9 @@ evenkeel_status evenkeel_recv_any(const evenkeel_group *group,
 /**
  * Writes the last calls of this process, of all its groups, to a file, as JSON: which call each group is in, its number, sizes and
  * state, whom it waits for, and why it failed. For a look at a program that hangs, from another thread, or after an error.
+ *
+ * Where EVENKEEL_FLIGHT_RECORDER names the start of a path, such as /tmp/rank_, every process with a group also answers the requests
+ * of `kubectl evenkeel why` in that folder, from a thread of its own.
  */
 evenkeel_status evenkeel_flight_recorder_dump(const char *path);
 

@@ -12,6 +12,9 @@ use crate::status::{EVENKEEL_SYSTEM, Status};
 
 /// Writes the last calls of this process, of all its groups, to a file, as JSON: which call each group is in, its number, sizes and
 /// state, whom it waits for, and why it failed. For a look at a program that hangs, from another thread, or after an error.
+///
+/// Where EVENKEEL_FLIGHT_RECORDER names the start of a path, such as /tmp/rank_, every process with a group also answers the requests
+/// of `kubectl evenkeel why` in that folder, from a thread of its own.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_flight_recorder_dump(path: *const c_char) -> Status {
     guard(|| {

@@ -4,7 +4,9 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 const FOLDER: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -98,6 +100,37 @@ fn c_program_calls_every_function_on_three_ranks() {
     }
 }
 
+/// The test asks as `kubectl evenkeel why` does: by a file beside those of the flight recorder.
+#[test]
+fn c_program_answers_a_request_for_its_flight_record() {
+    let program = compile("tests/asked.c");
+    let (store, folder) = (Folder::new("asked-store"), Folder::new("asked"));
+    let start = |rank: &str| {
+        let mut command = Command::new(&program);
+        command.arg(&store.0).arg(rank).stdin(Stdio::piped());
+        command.env("EVENKEEL_FLIGHT_RECORDER", folder.0.join("rank_")).spawn().unwrap()
+    };
+    let mut ranks = [start("0"), start("1")];
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        std::fs::write(folder.0.join(".evenkeel-request"), "asked").unwrap();
+        let record = std::fs::read_to_string(folder.0.join(".evenkeel-record-0.json"));
+        let record = record.unwrap_or_default();
+        let calls = [r#""operation":"all_reduce","type":"float64""#, r#""state":"started""#];
+        let has_other = folder.0.join(".evenkeel-record-1.json").exists();
+        if has_other && calls.iter().all(|part| record.contains(part)) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{record}");
+        assert_eq!(ranks[0].try_wait().unwrap(), None, "{record}");
+        thread::sleep(Duration::from_millis(100));
+    }
+    for rank in ranks.iter_mut().rev() {
+        drop(rank.stdin.take());
+        assert!(rank.wait().unwrap().success());
+    }
+}
+
 #[test]
 fn c_program_refuses_stores_in_a_forked_child() {
     let program = compile("tests/forked_child.c");
@@ -124,7 +157,7 @@ fn c_example_runs_with_openmpi_variables() {
                 .env("OMPI_COMM_WORLD_SIZE", "3")
                 .env("EVENKEEL_STORE", format!("file:{}", folder.0.display()))
                 .env("NCCL_SOCKET_IFNAME", "lo")
-                .stdout(std::process::Stdio::piped())
+                .stdout(Stdio::piped())
                 .spawn()
                 .unwrap()
         })

@@ -81,6 +81,14 @@ def join_as_newcomer(
 def flight_record() -> str:
     """The last calls of this process, as JSON, for ``evenkeel.flight_recorder``."""
 
+def rank_record(describe: Callable[[str], str], /) -> tuple[int, str] | None:
+    """This process's rank in the job, and its record as JSON; None without a group. ``describe`` returns what a group of a name is called,
+    or ``undefined``."""
+
+def on_request(callback: Callable[[bool], object], /) -> None:
+    """Calls ``callback`` when this process's record is to be written, on a thread of its own: with True when somebody asks for it, and with
+    False once the process has a group. The last one counts."""
+
 def on_failure(callback: Callable[[str], object], /) -> None:
     """Calls ``callback`` with the error's text after an operation has failed, on the thread that ran it. The last one counts."""
 

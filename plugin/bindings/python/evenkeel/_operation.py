@@ -14,10 +14,7 @@ _NAMES = {
 
 
 def operation_of(call: dict[str, Any]) -> dict[str, Any] | None:
-    """The name, sizes and types of a recorded call; ``None`` where nobody knows its sizes, as it has not begun.
-
-    ``known_dtype`` is empty where the types are a guess.
-    """
+    """The name, sizes and types of a recorded call; ``None`` where nobody knows its sizes, as it has not begun."""
     return _from_note(call["note"]) or _from_sizes(call)
 
 
@@ -36,7 +33,6 @@ def _from_note(note: str | None) -> dict[str, Any] | None:
         "input_dtypes": [known["dtype"]] * len(known["inputs"]),
         "output_sizes": known["outputs"],
         "output_dtypes": [known["dtype"]] * len(known["outputs"]),
-        "known_dtype": known["dtype"],
     }
 
 
@@ -56,5 +52,4 @@ def _from_sizes(call: dict[str, Any]) -> dict[str, Any] | None:
         "input_dtypes": [dtype],
         "output_sizes": [[given]],
         "output_dtypes": [dtype],
-        "known_dtype": call["data_type"] or "",
     }

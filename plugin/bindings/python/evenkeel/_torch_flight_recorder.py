@@ -11,7 +11,6 @@ from torch._C import _distributed_c10d as c10d
 
 from evenkeel import flight_recorder
 from evenkeel._operation import torch_note
-from evenkeel._rank_record import Requests, request_of
 
 _KEY = "evenkeel/flight_recorder"
 """The number of failures, in the store of the default group."""
@@ -80,18 +79,15 @@ class Watch:
 
 
 _watch: Watch | None = None
-_requests: Requests | None = None
 
 
 def watch(store: Any) -> None:
-    """Watches the store of the default group, and for requests, if failed calls write files."""
-    global _watch, _requests  # noqa: PLW0603 - there is one recorder in a process
-    prefix = flight_recorder.prefix()
-    if prefix is None or _watch is not None:
+    """Watches the store of the default group, if failed calls write files."""
+    global _watch  # noqa: PLW0603 - there is one recorder in a process
+    if flight_recorder.prefix() is None or _watch is not None:
         return
     _watch = Watch(store)
     flight_recorder.on_dump = _watch.tell
-    _requests = Requests(request_of(prefix), flight_recorder.answer_request)
     # Whoever asks knows by this file that the rank is there.
     with contextlib.suppress(OSError, ValueError):
         flight_recorder.write_rank_record()
@@ -99,11 +95,10 @@ def watch(store: Any) -> None:
 
 def unwatch() -> None:
     """The default group ends."""
-    global _watch, _requests  # noqa: PLW0603 - there is one recorder in a process
-    for watching in (_watch, _requests):
-        if watching is not None:
-            watching.end()
-    _watch, _requests, flight_recorder.on_dump = None, None, lambda: None
+    global _watch  # noqa: PLW0603 - there is one recorder in a process
+    if _watch is not None:
+        _watch.end()
+    _watch, flight_recorder.on_dump = None, lambda: None
 
 
 flight_recorder.describe = _describe

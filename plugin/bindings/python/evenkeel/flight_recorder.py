@@ -19,7 +19,7 @@ import threading
 from typing import Any
 
 from evenkeel import _rank_record
-from evenkeel._evenkeel import flight_record, on_failure
+from evenkeel._evenkeel import flight_record, on_failure, on_request, rank_record
 from evenkeel._operation import operation_of
 
 _VARIABLES = ("EVENKEEL_FLIGHT_RECORDER", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -59,14 +59,21 @@ def dump_flight_recorder(path: str | os.PathLike[str] | None = None, *, rank: in
     return path
 
 
-def write_rank_record() -> dict[str, Any] | None:
+_is_written = False
+"""Whether this process has written its record."""
+
+
+def write_rank_record() -> str | None:
     """Writes what ``kubectl evenkeel why`` reads of this rank, and returns it; ``None`` if no files are wanted."""
+    global _is_written  # noqa: PLW0603 - there is one recorder in a process
     if (start := prefix()) is None:
         return None
-    record, rank = _read()
-    own = _rank_record.rank_record(record, rank, describe)
-    _write(_rank_record.path_of(start, rank), _rank_record.encode(own).encode())
-    return own
+    if (own := rank_record(describe)) is None:
+        raise ValueError("the flight recorder has no group: make a group first")
+    rank, record = own
+    _write(_rank_record.path_of(start, rank), record.encode())
+    _is_written = True
+    return record
 
 
 def _read(rank: int | None = None) -> tuple[dict[str, Any], int]:
@@ -145,7 +152,7 @@ def _count(status: dict[str, int], entry: dict[str, Any]) -> None:
 
 
 def _entry(call: dict[str, Any], group: dict[str, Any], configs: dict[str, dict[str, str]]) -> dict[str, Any] | None:
-    """A call; ``None`` for one that torch's format has no place for: of an unknown name or number, or of an unknown sender."""
+    """A call; ``None`` for one that torch's format has no place for: of unknown sizes, of an unknown number, or of an unknown sender."""
     known = operation_of(call)
     is_message = call["kind"] != "collective"
     if known is None or call["sequence"] is None or (is_message and call["peer"] is None):
@@ -215,13 +222,16 @@ def dump_and_report(reason: str) -> None:
     sys.stderr.write(f"evenkeel: {text}\n{line}")
 
 
-def answer_request() -> None:
-    """Writes the files because somebody asks for them. Raises nothing."""
+def _answer_request(is_asked: bool) -> None:
+    """Writes the files because somebody asks for them; else only the record, by which somebody knows that the rank is there. Raises nothing."""
     try:
-        write_rank_record()
-        dump_flight_recorder()
+        if is_asked or not _is_written:
+            write_rank_record()
+        if is_asked:
+            dump_flight_recorder()
     except Exception as error:  # noqa: BLE001 - it is reported
         sys.stderr.write(f"evenkeel: cannot write the flight recorder: {error}\n")
 
 
 on_failure(_dump_after_failure)
+on_request(_answer_request)

@@ -23,6 +23,8 @@ fn evenkeel_python(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::StoreServer>()?;
     module.add_function(wrap_pyfunction!(flight_recorder::flight_record, module)?)?;
     module.add_function(wrap_pyfunction!(flight_recorder::on_failure, module)?)?;
+    module.add_function(wrap_pyfunction!(flight_recorder::on_request, module)?)?;
+    module.add_function(wrap_pyfunction!(flight_recorder::rank_record, module)?)?;
     module.add_function(wrap_pyfunction!(group::init, module)?)?;
     module.add_function(wrap_pyfunction!(group::join_as_newcomer, module)?)
 }

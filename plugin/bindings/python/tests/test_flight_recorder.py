@@ -13,7 +13,6 @@ from pathlib import Path
 
 import evenkeel
 from evenkeel._operation import torch_note
-from evenkeel._rank_record import encode, rank_record
 from ranks import threads
 
 STUCK = """
@@ -36,20 +35,14 @@ ASKED = """
 import sys
 from array import array
 import evenkeel
-from evenkeel import flight_recorder
-from evenkeel._rank_record import Requests, request_of
 
 group = evenkeel.init(sys.argv[1], int(sys.argv[2]), 2, transport="tcp:lo", timeout=60)
-requests = Requests(request_of(flight_recorder.prefix()), flight_recorder.answer_request)
 if group.rank == 1:
     sys.stdin.read()
 group.allreduce(array("d", [1.0] * 5))
 group.close()
 """
 """Rank 0 calls an operation that rank 1 calls once its input has ended, and both answer requests meanwhile."""
-
-OPERATORS = Path(__file__).parents[4] / "operator" / "internal" / "flightrecord" / "testdata" / "record.json"
-"""A record that the operator's tests read."""
 
 
 def load(path):
@@ -143,7 +136,9 @@ class FlightRecorder(unittest.TestCase):
             ]
             out, err = running[0].communicate(timeout=60)
             running[1].communicate(timeout=60)
-        self.assertEqual(sorted(os.listdir(self.folder)), [".evenkeel-record-0.json", "trace_0"], err)
+        # Rank 1 has not failed. Its record shows after a second that it is there.
+        written = sorted({*os.listdir(self.folder)} - {".evenkeel-record-1.json"})
+        self.assertEqual(written, [".evenkeel-record-0.json", "trace_0"], err)
         entry = load(f"{prefix}0")["entries"][-1]
         self.assertEqual((entry["profiling_name"], entry["collective_seq_id"], entry["state"]), ("nccl:all_reduce", 1, "started"))
         self.assertEqual((entry["input_sizes"], entry["timeout_ms"]), ([[5]], 1000))
@@ -185,35 +180,6 @@ class FlightRecorder(unittest.TestCase):
         self.assertEqual((last["state"], last["operation"], last["number"]), ("completed", "barrier", 0))
         self.assertEqual((hangs["operation"], hangs["number"], hangs["type"], hangs["input_bytes"]), ("all_reduce", 1, "float64", 40))
         self.assertTrue(os.path.exists(os.path.join(self.folder, "trace_0")))
-
-    def test_record_is_the_one_that_the_operator_reads(self):
-        call = {
-            "record_id": 0, "group": "a", "rank": 1, "kind": "collective", "name": "allreduce", "sequence": 0, "tag": 0, "peer": None,
-            "input_bytes": 8, "output_bytes": 8, "data_type": "float32", "state": "completed", "created_ns": 1, "started_ns": 2, "ended_ns": 3,
-            "timeout_ms": 4, "note": None, "failure": None,
-        }  # fmt: skip
-        waiting = {**call, "state": "scheduled", "name": None, "started_ns": None, "ended_ns": None, "note": torch_note("all_gather", [[2]], [[4]], "int8")}
-        message = {**call, "kind": "receive", "name": "recv", "sequence": 0, "peer": 0, "data_type": None, "state": "failed"}
-        message["failure"] = {"message": "recv: rank 4 is lost", "ranks": [0]}
-        record = {
-            "version": "0.1.0",
-            "process": 7,
-            "time_ns": 9,
-            "groups": [
-                {"id": "a", "name": "0", "rank": 1, "is_open": True, "ranks": [4, 2], "waits_for": [0], "failure": None},
-                {"id": "b", "name": "0", "rank": 0, "is_open": True, "ranks": [4, 2], "waits_for": [], "failure": None},
-            ],
-            "calls": [
-                call,
-                {**call, "sequence": 1},
-                *({**waiting, "sequence": number} for number in range(2, 9)),
-                message,
-                {**message, "group": "b", "rank": 0},
-                {**call, "sequence": None},
-            ],
-        }
-        own = rank_record(record, 2, lambda name: {"0": "default_pg"}[name])
-        self.assertEqual(json.loads(encode(own)), json.loads(OPERATORS.read_text()))
 
     def test_nothing_is_written_unasked(self):
         text = "import evenkeel; evenkeel.dump_flight_recorder()"

@@ -77,4 +77,6 @@ pub use group::{Call, Group, Reconfigure, Request, Sequence, Window};
 pub use links::tcp::Tcp;
 pub use links::tls::Tls;
 pub use links::transport_kind::{Auto, TransportKind};
-pub use recorder::{FlightRecord, RecordedCall, RecordedFailure, RecordedGroup, on_failure};
+pub use recorder::{
+    FlightRecord, RankRecord, RecordedCall, RecordedFailure, RecordedGroup, on_failure, on_request,
+};

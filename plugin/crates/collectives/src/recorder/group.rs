@@ -10,9 +10,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::group::{Call, Sequence};
 use crate::links::mesh::Mesh;
 
-use super::call_failure_hook;
 use super::entry::{Called, Entry, Recorded, State};
 use super::ring::RING;
+use super::{call_failure_hook, requests};
 
 /// Groups that exist, and closed groups with a call in the ring. Making a group removes the others.
 static GROUPS: Mutex<Vec<Weak<GroupRecord>>> = Mutex::new(vec![]);
@@ -61,6 +61,8 @@ impl GroupRecord {
         let mut groups = lock(&GROUPS);
         groups.retain(|group| group.strong_count() > 0);
         groups.push(Arc::downgrade(&record));
+        drop(groups);
+        requests::answer();
         record
     }
 

@@ -6,7 +6,9 @@
 
 mod entry;
 mod group;
+mod rank_record;
 mod report;
+mod requests;
 mod ring;
 
 use std::sync::{Arc, Mutex};
@@ -15,7 +17,9 @@ use evenkeel_transport::sync::lock;
 
 pub(crate) use entry::{Called, Recorded};
 pub(crate) use group::GroupRecord;
+pub use rank_record::RankRecord;
 pub use report::{FlightRecord, RecordedCall, RecordedFailure, RecordedGroup};
+pub use requests::on_request;
 
 use crate::error::Error;
 
