@@ -15,15 +15,17 @@ const (
 	torchVersion = "2.15.0"
 	// torchNumpyVersion is the version of numpy beside it.
 	torchNumpyVersion = "2.4.6"
+	// torchftVersion is the version of torchft beside it.
+	torchftVersion = "0.2.0"
 	// expecttestVersion is the version of a package that PyTorch's own tests import.
 	expecttestVersion = "0.3.0"
 )
 
-// TorchEnvironment returns a Python with PyTorch, which is installed into the cache the first time, and a new folder
+// TorchEnvironment returns a Python with PyTorch and torchft, which is installed into the cache the first time, and a new folder
 // with the package of the wheel and what PyTorch's own tests need, for PYTHONPATH. The caller removes the folder. So
 // the cached environment stays what it is.
 func TorchEnvironment(ctx context.Context, progress io.Writer, wheel string) (python, dir string, err error) {
-	python, err = PythonTool(ctx, progress, "torch", torchVersion, "python", "numpy=="+torchNumpyVersion)
+	python, err = PythonTool(ctx, progress, "torch", torchVersion, "python", "numpy=="+torchNumpyVersion, "torchft=="+torchftVersion)
 	if err != nil {
 		return "", "", err
 	}

@@ -290,7 +290,7 @@ def _without_autograd(kind: type) -> type:
 
 
 @_without_autograd
-class _Operations:
+class Operations:
     """The operations of torch.distributed, by a group. `_rank` and `_size` are the group's."""
 
     _group: evenkeel.Group
@@ -855,7 +855,7 @@ def _options(opts: Any, kind: type, **given: Any) -> Any:
     return opts
 
 
-class EvenkeelBackend(_Operations, Backend):
+class EvenkeelBackend(Operations, Backend):
     """The backend, for one of the devices of a process group."""
 
     # Said here, because torch asks the class itself for each of them.
@@ -877,7 +877,7 @@ class EvenkeelBackend(_Operations, Backend):
         # With enable_reconfigure, the group comes to be in the first call of reconfigure.
         self._joined: evenkeel.Group | None = None
         if not getattr(opts, "enable_reconfigure", False):
-            self._joined = _join(self._store, self._rank, self._size, self._timeout, self._name, self._ranks)
+            self._joined = join(self._store, self._rank, self._size, self._timeout, self._name, self._ranks)
         if not self._ranks:
             recorder.watch(self._store)
 
@@ -910,7 +910,7 @@ class EvenkeelBackend(_Operations, Backend):
         timeout = opts.timeout or self._timeout
         self._loopback.abort("the process group was reconfigured")
         self._loopback = Loopback(self._rank, self._limit or timeout.total_seconds())
-        self._joined = _join(store, self._rank, self._size, timeout, self._name, self._ranks)
+        self._joined = join(store, self._rank, self._size, timeout, self._name, self._ranks)
         return Work([])
 
     def shutdown(self) -> None:
@@ -920,7 +920,7 @@ class EvenkeelBackend(_Operations, Backend):
             self._joined.close()
 
 
-class EvenkeelProcessGroup(_Operations, ProcessGroup):
+class EvenkeelProcessGroup(Operations, ProcessGroup):
     """The process group, where the backend is the only one. Callers in Python get its works directly."""
 
     def __init__(self, backend: EvenkeelBackend) -> None:
@@ -949,13 +949,13 @@ class EvenkeelProcessGroup(_Operations, ProcessGroup):
         self._backend.shutdown()
 
 
-class _WholeProcessGroup(_Operations, ProcessGroup):
+class _WholeProcessGroup(Operations, ProcessGroup):
     """The process group without a backend in it, of which torch would ask the group's name."""
 
     def __init__(self, opts: Any) -> None:
         ProcessGroup.__init__(self, opts.group_rank, opts.group_size)
         self._rank, self._size, self._ranks = opts.group_rank, opts.group_size, list(opts.global_ranks_in_group)
-        self._group = _join(opts.store, self._rank, self._size, opts.timeout, opts.group_id, self._ranks)
+        self._group = join(opts.store, self._rank, self._size, opts.timeout, opts.group_id, self._ranks)
         self._loopback = Loopback(self._rank, opts.timeout.total_seconds())
         if not self._ranks:
             recorder.watch(opts.store)
@@ -978,7 +978,7 @@ class _WholeProcessGroup(_Operations, ProcessGroup):
         return self._description
 
 
-def _join(store: Any, rank: int, size: int, timeout: timedelta, name: str, ranks: list[int]) -> evenkeel.Group:
+def join(store: Any, rank: int, size: int, timeout: timedelta, name: str, ranks: list[int]) -> evenkeel.Group:
     """Joins a group with torch's name of it. `ranks` are its ranks' numbers in the job; none for the default group."""
     group = evenkeel.init(
         store,
