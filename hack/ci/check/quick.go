@@ -57,7 +57,7 @@ var (
 	// pureCrates are those whose tests need no other program, and take seconds.
 	pureCrates = []string{
 		"crates/protocol", "crates/diagnosis", "crates/tuner", "crates/nccl-abi", "crates/reduction-kernels", "crates/reduction",
-		"crates/tls", "crates/verbs", "crates/testkit",
+		"crates/tls", "crates/verbs", "crates/testkit", "crates/simulator",
 	}
 )
 
