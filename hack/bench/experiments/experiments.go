@@ -12,7 +12,7 @@ import (
 // All are the experiments, in the order in which they are listed.
 func All() []experiment.Experiment {
 	return []experiment.Experiment{
-		scale(), cores(), rcclExperiment(), tcp(), encryption(), reduction(), kernels(), rdma(), collectives(), collectivesTLS(), unevenLinks(), torch(), injections(), noFaults(), onGPU(),
+		scale(), cores(), rcclExperiment(), tcp(), encryption(), reduction(), kernels(), simulation(), rdma(), collectives(), collectivesTLS(), unevenLinks(), torch(), injections(), noFaults(), onGPU(),
 	}
 }
 
