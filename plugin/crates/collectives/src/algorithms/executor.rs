@@ -35,6 +35,8 @@ pub(crate) struct Job<'a> {
 }
 
 struct Piece {
+    /// The plan's step that it belongs to.
+    step: usize,
     peer: usize,
     action: Action,
     at: usize,
@@ -56,10 +58,16 @@ enum PieceState {
 /// An operation in progress. Dropping it takes back all memory that was lent for it.
 struct Execution<'a> {
     mesh: &'a Mesh,
+    plan: &'a Plan,
     pieces: Vec<Piece>,
     /// All pieces before this one are done.
     first: usize,
     window: usize,
+    /// Number of sends in progress.
+    sends: usize,
+    /// The number of calls of `advance`, and the one that last polled the link from each rank.
+    advances: u64,
+    polled: Vec<u64>,
     input: Source,
     work: Target,
     borrowed: PhantomData<(&'a [u8], &'a mut [u8])>,
@@ -70,9 +78,13 @@ pub(crate) fn execute(job: &Job<'_>, plan: &Plan, input: &[u8], work: &mut [u8])
     let mut wait = Wait::new(job.mesh, job.what, job.key.tag, job.timeout)?;
     let mut execution = Execution {
         mesh: job.mesh,
+        plan,
         pieces: pieces(job, plan),
         first: 0,
         window: WINDOW.max(plan.concurrency()),
+        sends: 0,
+        advances: 0,
+        polled: vec![0; job.mesh.probe_addresses().len()],
         // SAFETY: parts of both are given to the mesh only, by the execution, which takes them back when it is dropped; it
         // does not outlive this call, and is not forgotten.
         input: unsafe { Source::lend(input) },
@@ -95,12 +107,12 @@ fn pieces(job: &Job<'_>, plan: &Plan) -> Vec<Piece> {
     let mut pieces = vec![];
     // Number of messages so far, to and from each rank.
     let mut parts: Vec<(usize, bool, u32)> = vec![];
-    for step in plan.steps() {
+    for (step, transfers) in plan.steps().iter().enumerate() {
         let mut more = true;
         let mut offset = 0;
         while more {
             more = false;
-            for transfer in step {
+            for transfer in transfers {
                 let bytes = transfer.range.len() * element;
                 // An empty transfer is one piece.
                 if offset >= bytes.max(1) {
@@ -118,6 +130,7 @@ fn pieces(job: &Job<'_>, plan: &Plan) -> Vec<Piece> {
                 let part = parts[place].2;
                 parts[place].2 += 1;
                 pieces.push(Piece {
+                    step,
                     peer,
                     action: transfer.action,
                     at: transfer.range.start * element + offset,
@@ -186,31 +199,21 @@ impl Execution<'_> {
 
     /// Makes progress. Returns whether there was any.
     fn advance(&mut self, job: &Job<'_>) -> std::result::Result<bool, PeerError> {
-        let mut moved = false;
-        // Each link is polled once: pieces of one peer mostly follow each other, and complete in order.
-        let (mut sent_to, mut polled_from) = (usize::MAX, usize::MAX);
+        self.advances += 1;
+        let mut moved = self.end_sends()?;
         let mut at = self.first;
         while at < self.pieces.len() && at < self.first + self.window {
             let Piece { peer, state, .. } = &self.pieces[at];
-            match state {
-                // A completed receive does not need its link any more: the sender may have left.
-                PieceState::Receiving(request, _)
-                    if polled_from != *peer && request.done().is_none() =>
-                {
-                    polled_from = *peer;
-                    moved |= self.mesh.progress(*peer, request)?;
-                }
-                PieceState::Sending(_) if sent_to == *peer => {
-                    at += 1;
-                    continue;
-                }
-                _ => {}
+            // A completed receive does not need its link any more: the sender may have left.
+            if let PieceState::Receiving(request, _) = state
+                && self.polled[*peer] != self.advances
+                && request.done().is_none()
+            {
+                self.polled[*peer] = self.advances;
+                moved |= self.mesh.progress(*peer, request)?;
             }
             while self.advance_one(job, at)? {
                 moved = true;
-            }
-            if let Piece { peer, state: PieceState::Sending(_), .. } = &self.pieces[at] {
-                sent_to = *peer;
             }
             at += 1;
             while self.pieces.get(self.first).is_some_and(Piece::is_done) {
@@ -221,19 +224,35 @@ impl Execution<'_> {
         Ok(moved)
     }
 
+    /// Ends the sends whose links have completed them, so that the first ones in the plan take their places. Returns whether there
+    /// were any.
+    fn end_sends(&mut self) -> std::result::Result<bool, PeerError> {
+        let before = self.sends;
+        // Pieces to one peer mostly follow each other.
+        let (mut to, mut completed) = (usize::MAX, 0);
+        let end = self.pieces.len().min(self.first + self.window);
+        for piece in &mut self.pieces[self.first..end] {
+            let PieceState::Sending(number) = piece.state else { continue };
+            if to != piece.peer {
+                (to, completed) = (piece.peer, self.mesh.completed(piece.peer)?);
+            }
+            if completed >= number {
+                piece.state = PieceState::Done;
+                self.sends -= 1;
+            }
+        }
+        Ok(self.sends < before)
+    }
+
     /// Moves a piece to its next state, if it can proceed.
     fn advance_one(&mut self, job: &Job<'_>, at: usize) -> std::result::Result<bool, PeerError> {
         let Piece { peer, at: offset, length, .. } = self.pieces[at];
         let next = match &self.pieces[at].state {
-            PieceState::Done => return Ok(false),
+            PieceState::Sending(_) | PieceState::Done => return Ok(false),
             PieceState::Waiting => match self.begin(job, at)? {
                 PieceState::Waiting => return Ok(false),
                 begun => begun,
             },
-            PieceState::Sending(number) if self.mesh.completed(peer)? >= *number => {
-                PieceState::Done
-            }
-            PieceState::Sending(_) => return Ok(false),
             PieceState::Receiving(request, _) => match request.done() {
                 None => return Ok(false),
                 Some(bytes) if bytes != length => {
@@ -313,8 +332,8 @@ impl Execution<'_> {
     }
 
     /// Starts a piece, if it can start now.
-    fn begin(&self, job: &Job<'_>, at: usize) -> std::result::Result<PieceState, PeerError> {
-        let Piece { peer, action, length, part, at: offset, .. } = self.pieces[at];
+    fn begin(&mut self, job: &Job<'_>, at: usize) -> std::result::Result<PieceState, PeerError> {
+        let Piece { step, peer, action, length, part, at: offset, .. } = self.pieces[at];
         let key = Key { part, ..job.key };
         if action.is_combine() {
             let mut buffer = self.mesh.take_buffer(length);
@@ -322,7 +341,8 @@ impl Execution<'_> {
             let into = unsafe { Target::lend(&mut buffer[..length]) };
             return Ok(PieceState::Receiving(self.mesh.receive(peer, key, into), buffer));
         }
-        if self.is_blocked(at) {
+        let first = self.pieces[self.first].step;
+        if action.is_send() && !self.plan.may_send(first, step, self.sends) || self.is_blocked(at) {
             return Ok(PieceState::Waiting);
         }
         let source = match action {
@@ -338,7 +358,10 @@ impl Execution<'_> {
         Ok(match self.mesh.send(peer, key, source)? {
             None => PieceState::Waiting,
             Some(Submitted::Done) => PieceState::Done,
-            Some(Submitted::Pending(number)) => PieceState::Sending(number),
+            Some(Submitted::Pending(number)) => {
+                self.sends += 1;
+                PieceState::Sending(number)
+            }
         })
     }
 

@@ -50,6 +50,8 @@ pub(crate) struct Plan {
     steps: Vec<Vec<Transfer>>,
     /// How many steps are in progress at a time, beyond two.
     ahead: usize,
+    /// Maximum number of sends in progress at a time, if there is one.
+    max_sends: Option<usize>,
 }
 
 impl Plan {
@@ -61,6 +63,18 @@ impl Plan {
     pub(crate) fn concurrency(&self) -> usize {
         let largest = self.steps.iter().map(Vec::len).max().unwrap_or(0);
         (2 + self.ahead) * largest
+    }
+
+    /// Whether one more send may begin at a rank. `first` is the step of its first unfinished transfer, `sends` the number of its sends
+    /// in progress, and `step` the step of the next one.
+    ///
+    /// Where the number of sends is limited, they must not wait for each other. Let m be the lowest step that some rank has not
+    /// finished. No rank is before it, so all have posted the receives of the steps up to m + ahead + 1: they cover
+    /// [`Plan::concurrency`] transfers, which are as many steps or more. (A receive of a result may wait for the rank's contribution to
+    /// the same range, but the result is not sent before that has arrived.) A rank that has yet to send something of step m may have
+    /// begun sends of these steps only, so all of them end. Then those of step m take their places, as they come first in its list.
+    pub(crate) fn may_send(&self, first: usize, step: usize, sends: usize) -> bool {
+        self.max_sends.is_none_or(|most| sends < most && step <= first + self.ahead + 1)
     }
 
     /// A plan of one transfer, which may be empty.
@@ -214,9 +228,13 @@ pub(crate) fn allgather_direct(at: Position, parts: &[Range<usize>]) -> Plan {
     plan
 }
 
-/// How many rounds of a direct all-reduce are in progress beyond the first one. All ranks send to one at the same time, so the last
-/// packets of a message are often lost. TCP finds that out by what follows them, and after its timeout if nothing does.
-pub(crate) const ROUNDS_AHEAD: usize = 3;
+/// How many rounds of a direct all-reduce are in progress beyond the first one. Ranks are never at the same place, and a packet that is
+/// lost delays what depends on it: meanwhile the other links carry the next rounds.
+const ROUNDS_AHEAD: usize = 3;
+
+/// How many sends a rank has in progress in a direct all-reduce. With more, their bursts overflow the queue of its own link, and TCP
+/// finds some of the losses only after a timeout. With fewer, the link idles while receivers are busy with other ranks.
+const MAX_SENDS: usize = 7;
 
 /// All-reduce in which each rank owns a share: a direct reduce-scatter, then a direct all-gather. It goes in rounds, in which every
 /// share is done to the same degree, so that all links are busy in proportion to what they have to carry. A round has at most
@@ -228,7 +246,7 @@ pub(crate) fn allreduce_direct(at: Position, shares: &[Range<usize>], piece: usi
     let after = || (1..at.size).map(|by| at.after(by));
     let before = || (1..at.size).map(|by| at.before(by));
     let others = || (0..at.size).filter(|rank| *rank != at.rank);
-    let mut plan = Plan { ahead: 2 * ROUNDS_AHEAD, ..Plan::default() };
+    let mut plan = Plan { ahead: 2 * ROUNDS_AHEAD, max_sends: Some(MAX_SENDS), ..Plan::default() };
     for round in 0..rounds {
         let piece = |rank: usize| part(&shares[rank], rounds, round);
         let own = piece(at.rank);
@@ -539,108 +557,192 @@ pub(crate) fn barrier(at: Position) -> Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::algorithms::shares::shares;
     use evenkeel_testkit::TestRng;
     use std::collections::{HashMap, VecDeque};
 
     /// Executes the plans of all ranks, which sum numbers. With `rendezvous` a send waits until its receiver is ready, otherwise it
     /// never waits: the extremes of a transport. Data to combine may arrive before its turn, as in the executor.
     fn simulate(plans: &[Plan], inputs: &[Vec<u64>], work: &mut [Vec<u64>], rendezvous: bool) {
-        let lists: Vec<Vec<(usize, &Transfer)>> = plans
-            .iter()
-            .map(|plan| {
-                let steps = plan.steps().iter().enumerate();
-                steps.flat_map(|(step, all)| all.iter().map(move |one| (step, one))).collect()
-            })
-            .collect();
-        let mut states: Vec<Vec<State>> =
-            lists.iter().map(|list| list.iter().map(|_| State::Begun).collect()).collect();
-        let mut wires: HashMap<(usize, usize), VecDeque<Vec<u64>>> = HashMap::new();
+        let mut simulation = Simulation::new(plans, inputs, work, rendezvous);
+        let all: Vec<usize> = (0..plans.len()).collect();
+        simulation.run(&all);
+        simulation.check();
+    }
+
+    /// As [`simulate`] with `rendezvous`, but some ranks run until they wait for the others, then some others do, and so on.
+    fn simulate_unevenly(
+        plans: &[Plan],
+        inputs: &[Vec<u64>],
+        work: &mut [Vec<u64>],
+        rng: &mut TestRng,
+    ) {
+        let mut simulation = Simulation::new(plans, inputs, work, true);
+        let mut ranks: Vec<usize> = (0..plans.len()).collect();
         loop {
-            let mut moved = false;
-            for rank in 0..plans.len() {
-                for (at, blocked) in current(&lists[rank], &states[rank]) {
-                    let Transfer { peer, action, range } = lists[rank][at].1;
-                    let next = match (&states[rank][at], action) {
-                        (State::Begun, Action::Send | Action::SendInput) if !blocked => {
-                            let waits = |(other, blocked): &(usize, bool)| {
-                                let transfer = lists[*peer][*other].1;
-                                transfer.peer == rank
-                                    && matches!(states[*peer][*other], State::Begun)
-                                    && (transfer.action.is_combine()
-                                        || transfer.action == Action::Store && !blocked)
-                            };
-                            let theirs = current(&lists[*peer], &states[*peer]);
-                            if rendezvous && !theirs.iter().any(waits) {
-                                continue;
-                            }
-                            let from =
-                                if *action == Action::Send { &work[rank] } else { &inputs[rank] };
-                            let sent = from[range.clone()].to_vec();
-                            wires.entry((rank, *peer)).or_default().push_back(sent);
-                            State::Done
-                        }
-                        (
-                            State::Begun,
-                            Action::Store | Action::Combine | Action::CombineInOrder,
-                        ) if action.is_combine() || !blocked => {
-                            let wire = wires.entry((*peer, rank)).or_default();
-                            let Some(message) = wire.pop_front() else { continue };
-                            assert_eq!(message.len(), range.len(), "lengths of send and receive");
-                            if *action == Action::Store {
-                                work[rank][range.clone()].copy_from_slice(&message);
-                                State::Done
-                            } else {
-                                State::Arrived(message)
-                            }
-                        }
-                        (State::Arrived(message), _) if !blocked => {
-                            for (into, value) in work[rank][range.clone()].iter_mut().zip(message) {
-                                *into = into.wrapping_add(*value);
-                            }
-                            State::Done
-                        }
-                        _ => continue,
-                    };
-                    states[rank][at] = next;
-                    moved = true;
-                }
-            }
-            if !moved {
+            (1..ranks.len()).rev().for_each(|last| ranks.swap(last, rng.index(last + 1)));
+            let some = 1 + rng.index(ranks.len());
+            simulation.run(&ranks[..some]);
+            if some == ranks.len() {
                 break;
             }
         }
-        for (rank, list) in lists.iter().enumerate() {
-            let stuck = (0..list.len()).find(|at| !matches!(states[rank][*at], State::Done));
-            assert!(stuck.is_none(), "rank {rank} is stuck at {:?}", stuck.map(|at| list[at]));
-        }
-        assert!(wires.values().all(VecDeque::is_empty), "a message was not received");
+        simulation.check();
+    }
+
+    /// One transfer of a rank.
+    struct Simulated<'a> {
+        step: usize,
+        /// The number of the message, from its sender to its receiver.
+        part: usize,
+        transfer: &'a Transfer,
+        state: State,
     }
 
     enum State {
-        Begun,
+        Waiting,
+        /// The message is on the wire.
+        Sending,
         Arrived(Vec<u64>),
         Done,
     }
 
-    /// The unfinished transfers of the step in progress, and whether each is blocked by an earlier one.
-    fn current(list: &[(usize, &Transfer)], states: &[State]) -> Vec<(usize, bool)> {
-        let open = |at: &usize| !matches!(states[*at], State::Done);
-        let collide = |a: &Transfer, b: &Transfer| {
-            a.range.start < b.range.end
-                && b.range.start < a.range.end
-                && a.action != Action::SendInput
-                && b.action != Action::SendInput
-                && (a.action, b.action) != (Action::Send, Action::Send)
-        };
-        let Some(first) = (0..list.len()).find(open) else { return vec![] };
-        (first..list.len())
-            .take_while(|at| list[*at].0 == list[first].0)
-            .filter(open)
-            .map(|at| {
-                let before = (first..at).filter(open);
-                (at, before.into_iter().any(|earlier| collide(list[earlier].1, list[at].1)))
-            })
-            .collect()
+    struct Simulation<'a> {
+        plans: &'a [Plan],
+        inputs: &'a [Vec<u64>],
+        work: &'a mut [Vec<u64>],
+        rendezvous: bool,
+        lists: Vec<Vec<Simulated<'a>>>,
+        /// Messages on the way from one rank to another, with their numbers.
+        wires: HashMap<(usize, usize), VecDeque<(usize, Vec<u64>)>>,
+    }
+
+    impl<'a> Simulation<'a> {
+        fn new(
+            plans: &'a [Plan],
+            inputs: &'a [Vec<u64>],
+            work: &'a mut [Vec<u64>],
+            rendezvous: bool,
+        ) -> Self {
+            let list = |plan: &'a Plan| {
+                let mut parts: HashMap<(usize, bool), usize> = HashMap::new();
+                let steps = plan.steps().iter().enumerate();
+                let all = steps.flat_map(|(step, all)| all.iter().map(move |one| (step, one)));
+                let one = |(step, transfer): (usize, &'a Transfer)| {
+                    let next = parts.entry((transfer.peer, transfer.action.is_send())).or_default();
+                    *next += 1;
+                    Simulated { step, part: *next, transfer, state: State::Waiting }
+                };
+                all.map(one).collect()
+            };
+            let lists = plans.iter().map(list).collect();
+            Self { plans, inputs, work, rendezvous, lists, wires: HashMap::new() }
+        }
+
+        /// Runs these ranks until they all wait for others or are done.
+        fn run(&mut self, ranks: &[usize]) {
+            while ranks.iter().fold(false, |moved, rank| self.advance(*rank) || moved) {}
+        }
+
+        fn check(&self) {
+            for (rank, list) in self.lists.iter().enumerate() {
+                let stuck = list.iter().find(|one| !matches!(one.state, State::Done));
+                let stuck = stuck.map(|one| (one.step, one.transfer));
+                assert!(stuck.is_none(), "rank {rank} is stuck at {stuck:?}");
+            }
+            assert!(self.wires.values().all(VecDeque::is_empty), "a message was not received");
+        }
+
+        /// The unfinished transfers in progress, and whether each is blocked by an earlier one. They are of one step only, unless the
+        /// plan limits sends: then it counts how many steps are in progress.
+        fn current(&self, rank: usize) -> Vec<(usize, bool)> {
+            let (list, plan) = (&self.lists[rank], &self.plans[rank]);
+            let open = |at: &usize| !matches!(list[*at].state, State::Done);
+            let collide = |a: &Transfer, b: &Transfer| {
+                a.range.start < b.range.end
+                    && b.range.start < a.range.end
+                    && a.action != Action::SendInput
+                    && b.action != Action::SendInput
+                    && (a.action, b.action) != (Action::Send, Action::Send)
+            };
+            let Some(first) = (0..list.len()).find(open) else { return vec![] };
+            let is_current = |at: &usize| match plan.max_sends {
+                None => list[*at].step == list[first].step,
+                Some(_) => *at < first + plan.concurrency(),
+            };
+            (first..list.len())
+                .take_while(is_current)
+                .filter(open)
+                .map(|at| {
+                    let mut before = (first..at).filter(open);
+                    let transfer = list[at].transfer;
+                    (at, before.any(|earlier| collide(list[earlier].transfer, transfer)))
+                })
+                .collect()
+        }
+
+        /// Moves each transfer of a rank once, if it can move. Returns whether one did.
+        fn advance(&mut self, rank: usize) -> bool {
+            let current = self.current(rank);
+            let mut moved = false;
+            for (at, blocked) in &current {
+                let Simulated { transfer, part, step, .. } = self.lists[rank][*at];
+                let next = match &self.lists[rank][*at].state {
+                    State::Waiting if transfer.action.is_send() => {
+                        let is_sending = |one: &&Simulated<'_>| matches!(one.state, State::Sending);
+                        let sends = self.lists[rank].iter().filter(is_sending).count();
+                        let first = self.lists[rank][current[0].0].step;
+                        if *blocked || !self.plans[rank].may_send(first, step, sends) {
+                            continue;
+                        }
+                        let from = match transfer.action {
+                            Action::Send => &self.work[rank],
+                            _ => &self.inputs[rank],
+                        };
+                        let message = (part, from[transfer.range.clone()].to_vec());
+                        self.wires.entry((rank, transfer.peer)).or_default().push_back(message);
+                        if self.rendezvous { State::Sending } else { State::Done }
+                    }
+                    State::Sending => {
+                        let wire = &self.wires[&(rank, transfer.peer)];
+                        if wire.iter().any(|(number, _)| *number == part) {
+                            continue;
+                        }
+                        State::Done
+                    }
+                    State::Waiting if transfer.action.is_combine() || !blocked => {
+                        let wire = self.wires.entry((transfer.peer, rank)).or_default();
+                        let found = wire.iter().position(|(number, _)| *number == part);
+                        // Without the memory for it, the first message holds up those behind it.
+                        let is_held = |place: &usize| self.rendezvous && *place > 0;
+                        let Some(place) = found.filter(|place| !is_held(place)) else { continue };
+                        let Some((_, message)) = wire.remove(place) else { continue };
+                        assert_eq!(
+                            message.len(),
+                            transfer.range.len(),
+                            "lengths of send and receive"
+                        );
+                        if transfer.action == Action::Store {
+                            self.work[rank][transfer.range.clone()].copy_from_slice(&message);
+                            State::Done
+                        } else {
+                            State::Arrived(message)
+                        }
+                    }
+                    State::Arrived(message) if !blocked => {
+                        let into = &mut self.work[rank][transfer.range.clone()];
+                        for (into, value) in into.iter_mut().zip(message) {
+                            *into = into.wrapping_add(*value);
+                        }
+                        State::Done
+                    }
+                    _ => continue,
+                };
+                self.lists[rank][*at].state = next;
+                moved = true;
+            }
+            moved
+        }
     }
 
     fn numbers(size: usize, count: usize) -> Vec<Vec<u64>> {
@@ -760,6 +862,29 @@ mod tests {
             assert_eq!(plan.steps().len(), 2 * 9);
             let longest = plan.steps().iter().flatten().map(|one| one.range.len()).max();
             assert_eq!(longest, Some(56));
+        }
+    }
+
+    /// With any number of ranks and sends, and links of any rates, ranks run ahead of each other as far as they can.
+    #[test]
+    fn limited_sends_of_a_direct_allreduce_never_wait_for_each_other() {
+        for seed in 0..300 {
+            let mut rng = TestRng::new(seed);
+            let (size, count) = (1 + rng.index(12), rng.index(300));
+            let spread = [1, 3, 1000][rng.index(3)];
+            let rates: Vec<u64> = (0..size).map(|_| 1 + rng.index(spread) as u64).collect();
+            let piece = 1 + rng.index(40);
+            let max_sends = Some(1 + rng.index(MAX_SENDS));
+            println!("links {rates:?}, {count} elements in pieces of {piece}, {max_sends:?} sends");
+            let plans = all(size, |at| Plan {
+                max_sends,
+                ..allreduce_direct(at, &shares(&rates, count), piece)
+            });
+            let inputs = numbers(size, count);
+            let mut work = inputs.clone();
+            simulate_unevenly(&plans, &inputs, &mut work, &mut rng);
+            let want = sums(&inputs, count);
+            assert!(work.iter().all(|result| *result == want), "{rates:?}, {count} elements");
         }
     }
 

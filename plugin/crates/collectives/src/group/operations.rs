@@ -22,10 +22,9 @@ use super::{Call, Group, Sequence};
 const MAX_PIECE: usize = 512 << 10;
 /// The same over TCP within a host. There the processors limit all ranks, and what matters is how often they wait for each other.
 const MAX_PIECE_ON_HOST: usize = 1 << 20;
-/// Maximum number of bytes of the contributions to its share that a rank of a direct all-reduce holds until all have arrived.
-const MAX_CONTRIBUTIONS: usize = 8 << 20;
-/// A piece of a direct all-reduce is not shorter for them than this: each message costs its sender and receiver time.
-const MIN_DIRECT_PIECE: usize = 64 << 10;
+/// Maximum length of a piece of a direct all-reduce. A shorter one would cost its sender and receiver more time. Of longer ones, fewer
+/// would be on their way to different ranks at a time, and the links would idle more.
+const DIRECT_PIECE: usize = 64 << 10;
 /// The piece of an algorithm that does not cut its messages: the longest message.
 const UNCUT_PIECE: usize = MAX_MESSAGE_BYTES;
 
@@ -64,10 +63,8 @@ impl Group {
                 let rates = rates.unwrap_or_else(even);
                 // Ranks with other rates would send ranges of the same lengths for other parts of the buffer.
                 must_agree = rates_digest(&rates);
-                let most = MAX_CONTRIBUTIONS / (self.size() * (1 + plan::ROUNDS_AHEAD));
-                let bytes = most.max(MIN_DIRECT_PIECE).min(self.max_piece());
                 let shares = shares(&rates, count);
-                plan::allreduce_direct(self.position(), &shares, bytes / reduction.element())
+                plan::allreduce_direct(self.position(), &shares, DIRECT_PIECE / reduction.element())
             }
             algorithm => flat_plan(algorithm, self.position(), count),
         };
