@@ -266,8 +266,8 @@ pub unsafe extern "C" fn evenkeel_group_split(
 
 /// Sets the rate at which this rank's host can send and receive, in any unit that all ranks share, such as Mbit/s. All ranks call it,
 /// with no other operation in progress; it waits for them. From then on the algorithm "direct" gives each rank a share of the buffer
-/// that fits its link. 0 stands for an unknown rate: if any rank sets it, the shares are equal again. Groups that are made of this
-/// one afterwards have the same rates.
+/// that fits its link, and an all-reduce that names no algorithm takes it where it should be faster. 0 stands for an unknown rate: if
+/// any rank sets it, the shares are equal again. Groups that are made of this one afterwards have the same rates.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn evenkeel_group_set_link_rate(
     group: *const Group,

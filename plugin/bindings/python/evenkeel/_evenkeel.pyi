@@ -309,8 +309,8 @@ class Group:
         """Sets the rate at which this rank's host can send and receive, in any unit that all ranks share, such as Mbit/s.
 
         All ranks call it, with no other operation in progress. From then on the algorithm ``"direct"`` gives each rank a share of the
-        buffer that fits its link. 0 stands for an unknown rate: if any rank sets it, the shares are equal again. Groups that are
-        made of this one afterwards have the same rates.
+        buffer that fits its link, and an all-reduce that names no algorithm takes it where it should be faster. 0 stands for an
+        unknown rate: if any rank sets it, the shares are equal again. Groups that are made of this one afterwards have the same rates.
         """
 
     def abort(self, reason: str) -> None:

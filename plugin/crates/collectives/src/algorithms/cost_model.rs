@@ -41,8 +41,12 @@ impl Algorithm {
                 )
             }
         };
-        let is_ring = matches!(self, Self::Ring | Self::RingChunked);
-        let sent = if between_hosts && !is_ring { IDLE_CONNECTION_FACTOR * sent } else { sent };
+        let factor = match self {
+            Self::Ring | Self::RingChunked => 1.0,
+            Self::Direct => MANY_CONNECTIONS_FACTOR,
+            _ => IDLE_CONNECTION_FACTOR,
+        };
+        let sent = if between_hosts { factor * sent } else { sent };
         steps * STEP + sent * BYTE + combined * COMBINE
     }
 }
@@ -57,6 +61,9 @@ const COMBINE: f64 = 1.0 / 10_000.0;
 /// Factor for bytes between hosts if each step goes to another rank than the last: they go over connections that have been idle.
 /// A ring uses one connection.
 const IDLE_CONNECTION_FACTOR: f64 = 1.12;
+
+/// Factor for bytes between hosts if a rank sends to several others at a time: their bursts share the queue of its link.
+const MANY_CONNECTIONS_FACTOR: f64 = 1.25;
 
 /// The algorithm with the lowest cost for these numbers of ranks, bytes and hosts, and for links of these rates if they are known.
 pub(crate) fn default_allreduce(
@@ -154,6 +161,12 @@ mod tests {
         let slow = [100, 100, 100, 60, 100, 100, 100, 100];
         assert_eq!(chosen(64 << 20, &slow), Algorithm::Direct);
         assert_eq!(chosen(64 << 20, &[100; 8]), Algorithm::RingChunked, "there is nothing to gain");
+        let nearly_even = [100, 100, 100, 85, 100, 100, 100, 100];
+        assert_eq!(
+            chosen(64 << 20, &nearly_even),
+            Algorithm::RingChunked,
+            "gains less than it costs"
+        );
         assert_eq!(chosen(4, &slow), Algorithm::RecursiveDoubling, "steps are what costs");
         assert_eq!(
             default_allreduce(8, 64 << 20, 4, Some(&slow)),

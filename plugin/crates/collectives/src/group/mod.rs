@@ -236,7 +236,8 @@ impl Group {
 
     /// Sets the rate at which this rank's host can send and receive, in any unit that all ranks share, such as Mbit/s. All ranks call
     /// it, with no other operation in progress. From then on [`Algorithm::Direct`](crate::Algorithm::Direct) gives each rank a share
-    /// of the buffer that fits its link. 0 stands for an unknown rate: if any rank sets it, the shares are equal again.
+    /// of the buffer that fits its link, and an all-reduce that names no algorithm takes it where it should be faster. 0 stands for an
+    /// unknown rate: if any rank sets it, the shares are equal again.
     ///
     /// The groups that are made of this one afterwards have the same rates. The group that [`Group::reconfigure`] returns has none.
     ///

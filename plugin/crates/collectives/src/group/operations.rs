@@ -39,8 +39,7 @@ impl Group {
         let hosts = self.hosts();
         let rates = self.link_rates();
         let algorithm = call.algorithm.unwrap_or_else(|| {
-            // Without the rates: that a direct all-reduce is faster has not been measured.
-            cost_model::default_allreduce(self.size(), data.len(), hosts.len(), None)
+            cost_model::default_allreduce(self.size(), data.len(), hosts.len(), rates.as_deref())
         });
         let mut must_agree = 0;
         let piece = if algorithm == Algorithm::Ring { UNCUT_PIECE } else { self.max_piece() };
@@ -715,6 +714,23 @@ mod tests {
             }
             group.set_link_rate(if group.rank() == 2 { 0 } else { 5 }, &call).unwrap();
             assert_eq!(group.link_rates(), None);
+        });
+    }
+
+    /// Only a direct all-reduce rounds once, so the bits tell whether a call took it that names no algorithm.
+    #[test]
+    fn known_link_rates_choose_a_direct_allreduce_where_it_pays() {
+        const COUNT: usize = 300_000;
+        run_ranks(4, &TransportKind::SharedMemory, |group| {
+            let me = group.rank();
+            let want = reduced_in_order(DataType::Bfloat16, Op::Sum, 4, COUNT);
+            for (rates, is_direct) in [([10, 10, 10, 2], true), ([10; 4], false)] {
+                group.set_link_rate(rates[me], &Call::default()).unwrap();
+                let mut data = bits(DataType::Bfloat16, me, COUNT);
+                let sum = Reduction::of(DataType::Bfloat16, Op::Sum);
+                group.allreduce(&mut data, &sum, &Call::default()).unwrap();
+                assert_eq!(data == want, is_direct, "links of {rates:?}");
+            }
         });
     }
 
