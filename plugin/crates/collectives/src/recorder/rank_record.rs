@@ -1,6 +1,8 @@
-//! The record of a rank: the calls that it is in, small enough to be compared between all ranks of a job.
+//! The record of a rank: the calls that it is in, small enough to be compared between all ranks of
+//! a job.
 //!
-//! `kubectl evenkeel why` reads it: `operator/internal/flightrecord/record.go` is the other end of the format.
+//! `kubectl evenkeel why` reads it: `operator/internal/flightrecord/record.go` is the other end of
+//! the format.
 
 use std::collections::HashMap;
 
@@ -11,10 +13,12 @@ use super::report::{FlightRecord, RecordedCall, RecordedGroup};
 /// The version of the format.
 const VERSION: u32 = 1;
 
-/// Calls in a row that have not completed, and are kept: the one that hangs, and the first that wait behind it.
+/// Calls in a row that have not completed, and are kept: the one that hangs, and the first that
+/// wait behind it.
 const MAX_WAITING: usize = 3;
 
-/// What one rank of the job is in: of each order of calls the last one that completed, and the first that did not.
+/// What one rank of the job is in: of each order of calls the last one that completed, and the
+/// first that did not.
 #[derive(Debug, Serialize)]
 pub struct RankRecord {
     version: u32,
@@ -64,14 +68,17 @@ struct TorchNote {
 }
 
 impl FlightRecord {
-    /// This process's rank in the job: that in the first of its groups that exist. `None` without a group.
+    /// This process's rank in the job: that in the first of its groups that exist. `None` without a
+    /// group.
     pub fn rank(&self) -> Option<usize> {
-        // Groups that are gone are listed as long as a call of theirs is kept, and the rank may have changed since.
+        // Groups that are gone are listed as long as a call of theirs is kept, and the rank may
+        // have changed since.
         self.groups.iter().find(|group| group.is_open).or(self.groups.first()).and_then(own_rank)
     }
 
-    /// The record of a rank of the job. `describe` returns what a group of a name is called, if that is not its name. Of ranks that are
-    /// threads of this process, it has the calls of this one.
+    /// The record of a rank of the job. `describe` returns what a group of a name is called, if
+    /// that is not its name. Of ranks that are threads of this process, it has the calls of this
+    /// one.
     pub fn rank_record(
         &self,
         rank: usize,
@@ -167,8 +174,8 @@ fn is_message(call: &RecordedCall) -> bool {
     call.kind != "collective"
 }
 
-/// Torch's name of a call, and the type of its elements, empty if unknown: from the note of a call of torch's backend, else from the
-/// call itself.
+/// Torch's name of a call, and the type of its elements, empty if unknown: from the note of a call
+/// of torch's backend, else from the call itself.
 fn operation(call: &RecordedCall) -> (String, String) {
     let note = call.note.as_deref().filter(|note| note.starts_with(TORCH_NOTE));
     if let Some(note) = note.and_then(|note| serde_json::from_str::<TorchNote>(note).ok()) {

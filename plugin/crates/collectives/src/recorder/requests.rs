@@ -1,6 +1,8 @@
-//! Requests for records: whoever asks makes or changes a file, and each process with a group writes its record beside it.
+//! Requests for records: whoever asks makes or changes a file, and each process with a group writes
+//! its record beside it.
 //!
-//! A thread looks for the file, since the threads that hang do not. `kubectl evenkeel why` asks in this way.
+//! A thread looks for the file, since the threads that hang do not. `kubectl evenkeel why` asks in
+//! this way.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,8 +14,8 @@ use evenkeel_transport::sync::lock;
 use super::group::GroupRecord;
 use super::report::FlightRecord;
 
-/// Environment variables with what the names of the recorder's files begin with. The first one that is set counts. PyTorch's own
-/// recorder uses the others.
+/// Environment variables with what the names of the recorder's files begin with. The first one that
+/// is set counts. PyTorch's own recorder uses the others.
 const VARIABLES: [&str; 3] =
     ["EVENKEEL_FLIGHT_RECORDER", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"];
 
@@ -24,16 +26,19 @@ type RequestHook = Arc<dyn Fn(bool) + Send + Sync>;
 
 static REQUEST_HOOK: Mutex<Option<RequestHook>> = Mutex::new(None);
 
-/// The process whose thread looks for requests; 0 if there is none. A forked child has its parent's number, and no thread.
+/// The process whose thread looks for requests; 0 if there is none. A forked child has its parent's
+/// number, and no thread.
 static WATCHER: AtomicU32 = AtomicU32::new(0);
 
-/// Sets what is called to write the record, in the place of [`FlightRecord::rank_record`] alone. It replaces the one before. It gets
-/// whether somebody asks: once a process has a group, it writes a record unasked, which shows that it is there.
+/// Sets what is called to write the record, in the place of [`FlightRecord::rank_record`] alone. It
+/// replaces the one before. It gets whether somebody asks: once a process has a group, it writes a
+/// record unasked, which shows that it is there.
 pub fn on_request(hook: impl Fn(bool) + Send + Sync + 'static) {
     *lock(&REQUEST_HOOK) = Some(Arc::new(hook));
 }
 
-/// Answers requests from now on, as long as the process has a group. Does nothing without one of the [`VARIABLES`].
+/// Answers requests from now on, as long as the process has a group. Does nothing without one of
+/// the [`VARIABLES`].
 pub(super) fn answer() {
     let Some(folder) = folder() else { return };
     let process = std::process::id();
