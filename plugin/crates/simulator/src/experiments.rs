@@ -198,12 +198,13 @@ impl Case {
             }
         }
         let is_cold = self.name == "four-links";
+        let length = length.unwrap_or(if is_cold { 4 * SECOND } else { 6 * SECOND });
         let transfer = Transfer {
             connections: named.connections,
             size: 512 << 10,
             depth: 8,
-            warm_up: if is_cold { 0 } else { 3 * SECOND },
-            length: length.unwrap_or(if is_cold { 4 * SECOND } else { 6 * SECOND }),
+            warm_up: if is_cold { 0 } else { length / 2 },
+            length,
         };
         let tcp = TcpSettings::plain(algorithm, PACKET_BYTES);
         let measured = transfer.run(&mut kernel, tcp, named.contender)?;
