@@ -561,7 +561,7 @@ impl EvenkeelConnection {
             is_drained: scheduler.is_drained(slot),
             is_worn: false,
             bytes: flow.carried,
-            path: is_busy.then(|| kernel.path_info(flow.key)).unwrap_or_default(),
+            path: if is_busy { kernel.path_info(flow.key) } else { PathInfo::default() },
         };
         let flows = self.flows.iter().enumerate();
         let flows = flows.filter_map(|(slot, flow)| Some((slot, flow.as_ref()?)));

@@ -607,14 +607,16 @@ mod tests {
         Done,
     }
 
+    /// Messages on the way from one rank to another, with their numbers.
+    type Wire = VecDeque<(usize, Vec<u64>)>;
+
     struct Simulation<'a> {
         plans: &'a [Plan],
         inputs: &'a [Vec<u64>],
         work: &'a mut [Vec<u64>],
         rendezvous: bool,
         lists: Vec<Vec<Simulated<'a>>>,
-        /// Messages on the way from one rank to another, with their numbers.
-        wires: HashMap<(usize, usize), VecDeque<(usize, Vec<u64>)>>,
+        wires: HashMap<(usize, usize), Wire>,
     }
 
     impl<'a> Simulation<'a> {
@@ -641,7 +643,7 @@ mod tests {
 
         /// Runs these ranks until they all wait for others or are done.
         fn run(&mut self, ranks: &[usize]) {
-            while ranks.iter().fold(false, |moved, rank| self.advance(*rank) || moved) {}
+            while ranks.iter().filter(|rank| self.advance(**rank)).count() > 0 {}
         }
 
         fn check(&self) {

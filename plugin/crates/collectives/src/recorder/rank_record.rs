@@ -73,7 +73,8 @@ impl FlightRecord {
     pub fn rank(&self) -> Option<usize> {
         // Groups that are gone are listed as long as a call of theirs is kept, and the rank may
         // have changed since.
-        self.groups.iter().find(|group| group.is_open).or(self.groups.first()).and_then(own_rank)
+        let open = self.groups.iter().find(|group| group.is_open);
+        open.or_else(|| self.groups.first()).and_then(own_rank)
     }
 
     /// The record of a rank of the job. `describe` returns what a group of a name is called, if

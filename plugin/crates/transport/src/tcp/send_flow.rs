@@ -387,12 +387,7 @@ impl SendFlow {
     }
 
     /// Takes a chunk of at most `limit` bytes or small messages, if there are any. Returns a flow to wake for what is left.
-    fn cut(
-        &self,
-        writer: &mut WriteState,
-        queue: &mut SendQueue,
-        limit: u64,
-    ) -> Option<Arc<SendFlow>> {
+    fn cut(&self, writer: &mut WriteState, queue: &mut SendQueue, limit: u64) -> Option<Arc<Self>> {
         let settings = &self.sender.base.context.settings;
         let (small, most) = (settings.caller_bytes, settings.chunk_bytes);
         let next = queue.cut(self.slot, limit).or_else(|| {
