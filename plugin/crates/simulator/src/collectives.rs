@@ -10,9 +10,11 @@ use crate::tcp::TcpSettings;
 /// Which collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pattern {
-    /// A ring all-reduce: each host passes on what it has received. The order of the ring has nothing to do with the network's.
+    /// A ring all-reduce: each host passes on what it has received. The order of the ring has
+    /// nothing to do with the network's.
     Ring,
-    /// Each host sends a message to each other one, to a few at a time, each time to the next in the order of the hosts.
+    /// Each host sends a message to each other one, to a few at a time, each time to the next in
+    /// the order of the hosts.
     AllToAll,
 }
 

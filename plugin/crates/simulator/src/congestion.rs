@@ -1,5 +1,5 @@
-//! Published models of TCP's congestion control: CUBIC (RFC 9438) and BBR (draft-cardwell-iccrg-bbr-congestion-control-00, the
-//! version that Linux has as `bbr`).
+//! Published models of TCP's congestion control: CUBIC (RFC 9438) and BBR
+//! (draft-cardwell-iccrg-bbr-congestion-control-00, the version that Linux has as `bbr`).
 
 use crate::events::{MILLISECOND, SECOND, Time};
 use crate::network::PACKET_BYTES;
@@ -170,7 +170,8 @@ enum Phase {
     ProbeRoundTrip { until: Time },
 }
 
-/// The first version of BBR: it paces at the highest rate of the last 10 round trips, and does not react to losses.
+/// The first version of BBR: it paces at the highest rate of the last 10 round trips, and does not
+/// react to losses.
 #[derive(Debug)]
 pub(crate) struct Bbr {
     segment: u64,

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Messages of a connection as its users see them. It checks that each byte comes into its place once.
+/// Messages of a connection as its users see them. It checks that each byte comes into its place
+/// once.
 #[derive(Debug, Default)]
 pub(crate) struct Ends {
     /// Messages that the sender's user has sent, and those whose memory it has back.

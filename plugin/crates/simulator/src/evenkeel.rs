@@ -1,12 +1,15 @@
 //! A connection of the protocol over simulated sockets.
 //!
-//! The decisions are those that are shipped: [`Scheduler`], [`Pacer`], [`FlowChoice`], [`FlowCount`], [`Repair`] with its trials of
-//! paths, [`Receiver`] and both codecs. What composes them here imitates the transport's `tcp::sender`, `tcp::send_flow`,
-//! `tcp::recv_flow` and `tcp::repair` as they work while callers poll: whoever has a message writes it on idle flows.
+//! The decisions are those that are shipped: [`Scheduler`], [`Pacer`], [`FlowChoice`],
+//! [`FlowCount`], [`Repair`] with its trials of paths, [`Receiver`] and both codecs. What composes
+//! them here imitates the transport's `tcp::sender`, `tcp::send_flow`,
+//! `tcp::recv_flow` and `tcp::repair` as they work while callers poll: whoever has a message writes
+//! it on idle flows.
 //!
-//! It leaves out: processors, so nothing takes time and hosts are never the limit; messages that are copied (up to 16 KiB), tags,
-//! checksums, encryption, threads, lingering, the handshake's frames; and other connections of the process, with which a real one
-//! shares its extra flows, its number of flows and whether lone flows are paced.
+//! It leaves out: processors, so nothing takes time and hosts are never the limit; messages that
+//! are copied (up to 16 KiB), tags, checksums, encryption, threads, lingering, the handshake's
+//! frames; and other connections of the process, with which a real one shares its extra flows, its
+//! number of flows and whether lone flows are paced.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -34,7 +37,8 @@ const PEER_TIMEOUT: Duration = Duration::from_secs(30);
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Extra flows of a process.
 const MAX_EXTRA_FLOWS: usize = 48;
-/// Flows that are alone are paced for this time at first, and for this time after a path was congested.
+/// Flows that are alone are paced for this time at first, and for this time after a path was
+/// congested.
 const LONE_AT_FIRST: Duration = Duration::from_millis(250);
 const LONE_MEMORY: Duration = Duration::from_secs(300);
 
@@ -116,7 +120,8 @@ pub(crate) struct EvenkeelConnection {
 }
 
 impl EvenkeelConnection {
-    /// A connection between two hosts. Its notices have this owner. `tcp` is what plain sockets have.
+    /// A connection between two hosts. Its notices have this owner. `tcp` is what plain sockets
+    /// have.
     pub(crate) fn open(
         kernel: &mut Kernel,
         owner: usize,
@@ -184,7 +189,8 @@ impl EvenkeelConnection {
         self.scheduler.push(bytes, true, ());
         self.request_check(kernel);
         let is_static = matches!(self.settings.schedule, Schedule::Static { .. });
-        // Each is called once: what must be sent again may suit none of them, and they are idle again.
+        // Each is called once: what must be sent again may suit none of them, and they are idle
+        // again.
         let idle: Vec<_> = std::iter::from_fn(|| self.take_idle()).collect();
         for slot in idle {
             if is_static || self.scheduler.has_work() {
@@ -759,7 +765,8 @@ impl EvenkeelConnection {
     }
 }
 
-/// Reads what a flow has into the room of its codec. False if the stream does not have what is expected there.
+/// Reads what a flow has into the room of its codec. False if the stream does not have what is
+/// expected there.
 fn read_once(
     kernel: &mut Kernel,
     key: FlowKey,

@@ -13,8 +13,8 @@ pub(crate) const MILLISECOND: Time = 1_000_000;
 /// A second.
 pub(crate) const SECOND: Time = 1_000_000_000;
 
-/// Events in the order of their times. Those of the same time come in the order in which they were added, so a run is the same
-/// each time.
+/// Events in the order of their times. Those of the same time come in the order in which they were
+/// added, so a run is the same each time.
 #[derive(Debug)]
 pub(crate) struct Events<E> {
     heap: BinaryHeap<Reverse<Entry<E>>>,

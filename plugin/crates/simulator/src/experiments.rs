@@ -18,8 +18,8 @@ use crate::tcp::TcpSettings;
 /// Of the shaped links of the TCP benchmark, as `hack/lab/net` makes them.
 const LAB_DELAY: Time = 20 * MICROSECOND;
 const LAB_QUEUE: Time = 10 * MILLISECOND;
-/// Of a leaf-spine network: Mbit/s of a card, hosts at a leaf, its uplinks, the length of queues, and payload of a packet. Single
-/// packets of 1,000 hosts take hours.
+/// Of a leaf-spine network: Mbit/s of a card, hosts at a leaf, its uplinks, the length of queues,
+/// and payload of a packet. Single packets of 1,000 hosts take hours.
 const CARD: f64 = 1000.0 * MBIT;
 const PER_LEAF: usize = 16;
 const UPLINKS: usize = 4;
@@ -88,12 +88,14 @@ pub(crate) struct Named {
 impl FromStr for Named {
     type Err = String;
 
-    /// `evenkeel` and with so many flows `evenkeel-8`, either without trials of paths `evenkeel-8-fixed`; `evenkeel-static`;
-    /// `equal-16`, `pull-16` and `plain-16` sockets; `spraying`.
+    /// `evenkeel` and with so many flows `evenkeel-8`, either without trials of paths
+    /// `evenkeel-8-fixed`; `evenkeel-static`; `equal-16`, `pull-16` and `plain-16` sockets;
+    /// `spraying`.
     fn from_str(name: &str) -> Result<Self, String> {
         let wrong = || {
             format!(
-                "contender {name:?}: evenkeel, evenkeel-8, evenkeel-8-fixed, evenkeel-static, equal-16, \
+                "contender {name:?}: evenkeel, evenkeel-8, evenkeel-8-fixed, evenkeel-static, \
+                equal-16, \
                  pull-16, plain-16 or spraying"
             )
         };

@@ -1,7 +1,7 @@
 //! The hosts' kernels and the network between them: sockets, without bytes, clocks and processors.
 //!
-//! Frames against the direction of a flow's bytes are small and rare, so they are modelled without windows: each takes the time
-//! of the route back, in order, and longer if it is lost.
+//! Frames against the direction of a flow's bytes are small and rare, so they are modelled without
+//! windows: each takes the time of the route back, in order, and longer if it is lost.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -147,7 +147,8 @@ impl Kernel {
         }
     }
 
-    /// Opens a flow between two hosts. A hash of random ports chooses its route. Notices are for its owner.
+    /// Opens a flow between two hosts. A hash of random ports chooses its route. Notices are for
+    /// its owner.
     pub(crate) fn open(
         &mut self,
         owner: usize,
@@ -180,8 +181,8 @@ impl Kernel {
         self.flows.len() - 1
     }
 
-    /// Dials a flow. After two round trips, of TCP's and the protocol's handshakes, [`Notice::Connected`] follows, unless its route
-    /// is dead.
+    /// Dials a flow. After two round trips, of TCP's and the protocol's handshakes,
+    /// [`Notice::Connected`] follows, unless its route is dead.
     pub(crate) fn dial(
         &mut self,
         owner: usize,
@@ -451,7 +452,8 @@ mod tests {
 
     const RATE: f64 = 100.0 * MBIT;
 
-    /// Bytes per second that each of these flows delivers over a link of 100 Mbit/s with a round trip of 10 ms, in seconds 2 to 8.
+    /// Bytes per second that each of these flows delivers over a link of 100 Mbit/s with a round
+    /// trip of 10 ms, in seconds 2 to 8.
     fn rates(algorithms: &[Algorithm], loss: f64, queue: Time) -> Vec<f64> {
         let link = Port::new(RATE, 5 * MILLISECOND, queue).losing(loss);
         // Frames back are not lost.
@@ -488,7 +490,8 @@ mod tests {
         }
     }
 
-    /// RFC 9438, 4.3: CUBIC is as fast as Reno there, which has a window of 1.22 / sqrt(loss) packets (RFC 3649).
+    /// RFC 9438, 4.3: CUBIC is as fast as Reno there, which has a window of 1.22 / sqrt(loss)
+    /// packets (RFC 3649).
     #[test]
     fn cubic_is_as_fast_as_reno_where_round_trips_are_short() {
         let rate = rates(&[Algorithm::Cubic], 0.01, 10 * MILLISECOND)[0];

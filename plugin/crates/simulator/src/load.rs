@@ -7,7 +7,8 @@ use crate::kernel::{Kernel, Notice};
 use crate::sockets::{Sharing, SocketsConnection};
 use crate::tcp::TcpSettings;
 
-/// Bytes that both sides of a connection's flow may hold: the maxima of a send and a receive buffer.
+/// Bytes that both sides of a connection's flow may hold: the maxima of a send and a receive
+/// buffer.
 const MAX_HELD: u64 = 11 << 20;
 /// Flows that a connection may have at a time: what it keeps, a trial, and replacements.
 const MAX_FLOWS: usize = 40;
@@ -64,8 +65,8 @@ impl Connection {
         }
     }
 
-    /// Sends messages of `size` bytes until all `below` this number are sent or `depth` of them are in progress, and posts buffers
-    /// for as many.
+    /// Sends messages of `size` bytes until all `below` this number are sent or `depth` of them are
+    /// in progress, and posts buffers for as many.
     pub(crate) fn fill(&mut self, kernel: &mut Kernel, size: u64, depth: u64, below: u64) {
         let ends = &mut self.ends;
         if let Carrier::Evenkeel(connection) = &mut self.carrier {

@@ -1,10 +1,12 @@
 //! evenkeel-simulate: the protocol's policies over simulated networks, in virtual time.
 //!
-//! Hosts have simulated kernels ([`kernel`]) with TCP connections ([`tcp`], [`congestion`]) over a network of drop-tail queues
-//! ([`network`]). A connection of the protocol ([`evenkeel`]) runs the code that is shipped, as do other ways to share out messages
-//! ([`sockets`]) that it is compared with. All that is random follows from a seed, and the same seed gives the same run.
+//! Hosts have simulated kernels ([`kernel`]) with TCP connections ([`tcp`], [`congestion`]) over a
+//! network of drop-tail queues ([`network`]). A connection of the protocol ([`evenkeel`]) runs the
+//! code that is shipped, as do other ways to share out messages ([`sockets`]) that it is compared
+//! with. All that is random follows from a seed, and the same seed gives the same run.
 //!
-//! It models no processors, no memory and no kernel: what it says of rates is a ratio between contenders at best.
+//! It models no processors, no memory and no kernel: what it says of rates is a ratio between
+//! contenders at best.
 
 mod checks;
 mod collectives;

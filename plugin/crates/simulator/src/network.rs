@@ -6,7 +6,8 @@ use evenkeel_testkit::TestRng;
 
 use crate::events::{MICROSECOND, SECOND, Time};
 
-/// Bytes of a packet beside its payload, on Ethernet: IP, TCP with timestamps, and the Ethernet header.
+/// Bytes of a packet beside its payload, on Ethernet: IP, TCP with timestamps, and the Ethernet
+/// header.
 const HEADER_BYTES: u64 = 66;
 /// Payload of a packet of 1,500 bytes.
 pub(crate) const PACKET_BYTES: u64 = 1448;
@@ -37,7 +38,8 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// A port of this rate in bytes per second, whose queue holds what it sends in the time `queue`.
+    /// A port of this rate in bytes per second, whose queue holds what it sends in the time
+    /// `queue`.
     pub(crate) fn new(rate: f64, delay: Time, queue: Time) -> Self {
         let queue = (rate * queue as f64 / SECOND as f64) as u64;
         Self { rate, delay, queue: queue.max(30_000), loss: 0.0, is_down: false, busy_until: 0 }
@@ -58,7 +60,8 @@ impl Port {
         self.busy_until.saturating_sub(now)
     }
 
-    /// A packet with this payload comes now. Returns when it is at the other end of the link, unless it is lost.
+    /// A packet with this payload comes now. Returns when it is at the other end of the link,
+    /// unless it is lost.
     pub(crate) fn pass(&mut self, now: Time, payload: u64, rng: &mut TestRng) -> Option<Time> {
         let bytes = payload + HEADER_BYTES * payload.div_ceil(PACKET_BYTES).max(1);
         let wait = self.wait(now);
@@ -80,10 +83,11 @@ pub(crate) type Route = Rc<[u32]>;
 /// How hosts are joined.
 #[derive(Clone, Debug)]
 pub(crate) enum Layout {
-    /// Two hosts, 0 and 1, with this number of links between them in each direction, of which a hash chooses one. Their cards
-    /// are not the limit.
+    /// Two hosts, 0 and 1, with this number of links between them in each direction, of which a
+    /// hash chooses one. Their cards are not the limit.
     Parallel(usize),
-    /// Hosts at leaf switches, which have this many uplinks, one to each spine. A hash chooses among those.
+    /// Hosts at leaf switches, which have this many uplinks, one to each spine. A hash chooses
+    /// among those.
     Clos {
         /// Number of hosts.
         hosts: usize,
@@ -108,8 +112,9 @@ impl Network {
         Self { layout: Layout::Parallel(links.len()), ports }
     }
 
-    /// A leaf-spine network in which hosts have cards of this rate in bytes per second, and a leaf's uplinks together carry
-    /// what its hosts do. Each queue holds what its port sends in the time `queue`.
+    /// A leaf-spine network in which hosts have cards of this rate in bytes per second, and a
+    /// leaf's uplinks together carry what its hosts do. Each queue holds what its port sends in the
+    /// time `queue`.
     pub(crate) fn clos(
         hosts: usize,
         per_leaf: usize,
@@ -153,7 +158,8 @@ impl Network {
         }
     }
 
-    /// How long something small takes on a route. It passes queues, but does not lengthen them. `None`: it is lost.
+    /// How long something small takes on a route. It passes queues, but does not lengthen them.
+    /// `None`: it is lost.
     pub(crate) fn transit(&self, now: Time, route: &[u32]) -> Option<Time> {
         let mut at = now;
         for port in route {

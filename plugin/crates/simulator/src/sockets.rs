@@ -1,8 +1,9 @@
 //! Other ways to send messages by several sockets, for comparison.
 //!
-//! They are modelled by how they share out messages, and nothing else of them: NCCL's sockets cut a message into one part for each
-//! of so many sockets, in turn, but none below 64 KiB. Fast Socket's (google/nccl-fastsocket) take the next 128 KiB whenever a
-//! socket has room. A message is done when it is written, as its copy is in the sockets' buffers. The receiver always has buffers.
+//! They are modelled by how they share out messages, and nothing else of them: NCCL's sockets cut a
+//! message into one part for each of so many sockets, in turn, but none below 64 KiB. Fast Socket's
+//! (google/nccl-fastsocket) take the next 128 KiB whenever a socket has room. A message is done
+//! when it is written, as its copy is in the sockets' buffers. The receiver always has buffers.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -72,7 +72,8 @@ impl Stream {
         Some(())
     }
 
-    /// Reads at most `most` bytes of one message. Returns the message's number, the first byte and the one past the last.
+    /// Reads at most `most` bytes of one message. Returns the message's number, the first byte and
+    /// the one past the last.
     pub(crate) fn read_payload(&mut self, most: u64) -> Option<(u64, u64, u64)> {
         let Bytes::Payload { message, start, end } = self.0.front_mut()? else { return None };
         let read = (*message, *start, (*end).min(*start + most));

@@ -1,8 +1,9 @@
 //! A TCP connection: one direction carries bytes, the other one acknowledgements.
 //!
-//! Packets of a flow take one route and do not overtake each other, so a packet is lost when one that was sent later has arrived;
-//! real stacks wait for three of those, or a quarter of a round trip. There is a probe for a lost tail (RFC 8985) and a retransmission
-//! timeout (RFC 6298). Each packet is acknowledged by itself, and acknowledgements are lost on dead links only.
+//! Packets of a flow take one route and do not overtake each other, so a packet is lost when one
+//! that was sent later has arrived; real stacks wait for three of those, or a quarter of a round
+//! trip. There is a probe for a lost tail (RFC 8985) and a retransmission timeout (RFC 6298). Each
+//! packet is acknowledged by itself, and acknowledgements are lost on dead links only.
 
 use std::collections::VecDeque;
 
@@ -399,7 +400,8 @@ impl TcpSender {
         self.deadline = Some(now + self.timeout());
     }
 
-    /// Unanswered probes and timeouts, and the times since the last of them and since the last acknowledgement.
+    /// Unanswered probes and timeouts, and the times since the last of them and since the last
+    /// acknowledgement.
     pub(crate) fn silence(&self, now: Time) -> (u32, Time, Time) {
         let unanswered = self.backoff + u32::from(self.has_probed);
         (unanswered, now - self.last_probe, now - self.last_ack)

@@ -1,4 +1,5 @@
-//! Test helpers: a deterministic random number generator, corruption of bytes, and the plugin that Cargo built.
+//! Test helpers: a deterministic random number generator, corruption of bytes, and the plugin that
+//! Cargo built.
 
 mod plugin_library;
 

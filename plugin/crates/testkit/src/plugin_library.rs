@@ -1,6 +1,7 @@
 //! Finds the plugin that Cargo built next to a test program.
 //!
-//! A test program loads the plugin and does not link it, so `cargo test --test NAME` does not build it.
+//! A test program loads the plugin and does not link it, so `cargo test --test NAME` does not build
+//! it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,8 @@ const SOURCES: &str = "libnccl_net_evenkeel.d";
 /// The plugin that Cargo built with the same profile as this program.
 ///
 /// # Errors
-/// One line, when there is none, or when it was built before one of its sources changed or from another checkout.
+/// One line, when there is none, or when it was built before one of its sources changed or from
+/// another checkout.
 pub fn plugin_library(program: &Path) -> Result<PathBuf, String> {
     let folder = program.parent().unwrap_or(program);
     // Test programs lie in a folder of their own.

@@ -11,16 +11,18 @@ const MAX_DEFERRAL: Duration = Duration::from_millis(1);
 /// Where messages come one by one, one in this many is deferred.
 const TRIAL_PERIOD: u32 = 64;
 
-/// Small messages of a caller that polls often wait for its next poll, so that one system call writes all that it has sent until
-/// then. Where a caller sends one message a poll, waiting gains nothing. Then most are written at once, and one is deferred now and
-/// then to see whether that has changed.
+/// Small messages of a caller that polls often wait for its next poll, so that one system call
+/// writes all that it has sent until then. Where a caller sends one message a poll, waiting gains
+/// nothing. Then most are written at once, and one is deferred now and then to see whether that has
+/// changed.
 ///
 /// One flow, by its slot, is to write what waits.
 #[derive(Debug, Default)]
 pub struct Deferral {
     /// The flow that is to write, and by when.
     waiting: Option<(usize, Time)>,
-    /// Counts down to the message that is deferred, which has number 1. Zero while each may be: the last was not alone.
+    /// Counts down to the message that is deferred, which has number 1. Zero while each may be: the
+    /// last was not alone.
     next_trial: u32,
 }
 
@@ -30,8 +32,8 @@ impl Deferral {
         self.waiting.is_some()
     }
 
-    /// A small message was added while none waits, and the flow in this slot can write it. Returns whether it waits. Otherwise it
-    /// is to be written now.
+    /// A small message was added while none waits, and the flow in this slot can write it. Returns
+    /// whether it waits. Otherwise it is to be written now.
     pub fn handle_message(&mut self, slot: usize, now: impl FnOnce() -> Time) -> bool {
         if self.next_trial > 1 {
             self.next_trial -= 1;
@@ -42,7 +44,8 @@ impl Deferral {
         true
     }
 
-    /// The flow in this slot has taken this many small messages for one system call. What waits for it waits no longer.
+    /// The flow in this slot has taken this many small messages for one system call. What waits for
+    /// it waits no longer.
     pub fn handle_taken(&mut self, slot: usize, messages: usize) {
         self.handle_ended(slot);
         if messages == 1 && self.next_trial == 0 {
@@ -55,7 +58,8 @@ impl Deferral {
         self.waiting.take().map(|(slot, _)| slot)
     }
 
-    /// It is this time. Returns the slot of the flow that is to write now, since the caller has not polled.
+    /// It is this time. Returns the slot of the flow that is to write now, since the caller has not
+    /// polled.
     pub fn handle_timeout(&mut self, now: Time) -> Option<usize> {
         self.waiting.take_if(|(_, until)| now >= *until).map(|(slot, _)| slot)
     }
@@ -126,7 +130,8 @@ mod tests {
         assert!(!deferral.is_pending());
     }
 
-    /// Sends this many messages, with a poll after each `batch`. Returns how many were deferred or added to deferred ones.
+    /// Sends this many messages, with a poll after each `batch`. Returns how many were deferred or
+    /// added to deferred ones.
     fn deferred(messages: u32, batch: usize) -> u32 {
         let mut deferral = Deferral::default();
         let (mut waiting, mut count) = (0, 0);

@@ -43,8 +43,9 @@ pub enum Writer {
     Later,
 }
 
-/// Who writes a message of this many bytes. A small message is written by its caller: to wake a thread would take longer. A long
-/// one would keep the caller from its other connections, unless it does the work of the I/O threads anyway (`callers_lead`).
+/// Who writes a message of this many bytes. A small message is written by its caller: to wake a
+/// thread would take longer. A long one would keep the caller from its other connections, unless it
+/// does the work of the I/O threads anyway (`callers_lead`).
 pub fn writer(length: u64, mode: WriteMode, limits: &WriteLimits, callers_lead: bool) -> Writer {
     let WriteLimits { caller_bytes, quantum, is_static } = *limits;
     if mode == WriteMode::Ahead {
@@ -74,7 +75,8 @@ mod tests {
             (Writer::Caller { bytes: 100, flows: 1 }, Writer::Deferred { bytes: 100 });
         let long = Writer::Caller { bytes: 1000, flows: usize::MAX };
         let all = Writer::Threads(usize::MAX);
-        // What the message is, and who writes it: while I/O threads do their work, and while callers do.
+        // What the message is, and who writes it: while I/O threads do their work, and while
+        // callers do.
         for (length, mode, limits, by_threads, by_callers) in [
             (0, AtOnce, pull, small, small),
             (100, AtOnce, pull, small, small),

@@ -32,7 +32,8 @@ pub struct WriteSituation<'a> {
 pub enum WriteStep {
     /// Write this frame.
     Frame(Frame),
-    /// Write what the scheduler has, in a chunk of at most so many bytes. If it has nothing: [`FlowWriter::poll_close`].
+    /// Write what the scheduler has, in a chunk of at most so many bytes. If it has nothing:
+    /// [`FlowWriter::poll_close`].
     Cut(u64),
     /// Ask the kernel, without the connection's lock, and poll again.
     Ask(KernelQuery),
@@ -47,19 +48,22 @@ pub enum WriteStep {
 pub enum KernelQuery {
     /// [`FlowWriter::handle_path`] follows.
     Path,
-    /// The number of bytes that are not acknowledged. [`FlowWriter::handle_unacknowledged`] follows.
+    /// The number of bytes that are not acknowledged. [`FlowWriter::handle_unacknowledged`]
+    /// follows.
     Unacknowledged,
 }
 
-/// Decides what one flow of a sender writes. It has no socket, lock or clock, and its methods return at once.
+/// Decides what one flow of a sender writes. It has no socket, lock or clock, and its methods
+/// return at once.
 ///
-/// Each time the flow can write, [`FlowWriter::begin`] is called, and then [`FlowWriter::poll_write`] until the kernel is asked
-/// nothing.
+/// Each time the flow can write, [`FlowWriter::begin`] is called, and then
+/// [`FlowWriter::poll_write`] until the kernel is asked nothing.
 #[derive(Debug)]
 pub struct FlowWriter {
     pacer: Pacer,
-    /// Upper bound of the bytes that are not acknowledged: those of the last answer, and those written since. While the flow is
-    /// not paced, those written since its last sample: that is enough to know whether another is worth it.
+    /// Upper bound of the bytes that are not acknowledged: those of the last answer, and those
+    /// written since. While the flow is not paced, those written since its last sample: that is
+    /// enough to know whether another is worth it.
     outstanding: u64,
     /// The kernel has said how many there are since the flow can write.
     is_counted: bool,
@@ -89,7 +93,8 @@ impl FlowWriter {
         }
     }
 
-    /// The flow can write. Returns whether it is time to look at what the connection's flows deliver.
+    /// The flow can write. Returns whether it is time to look at what the connection's flows
+    /// deliver.
     pub fn begin(&mut self, now: Time) -> bool {
         self.is_counted = false;
         self.wants_sample = self.pacer.sample_due(now);
@@ -115,8 +120,8 @@ impl FlowWriter {
         self.is_counted = true;
     }
 
-    /// The kernel says this of the flow's path, or nothing. `shortest_round_trip` is the shortest of the connection's flows.
-    /// Returns whether the path is congested, if that is known now.
+    /// The kernel says this of the flow's path, or nothing. `shortest_round_trip` is the shortest
+    /// of the connection's flows. Returns whether the path is congested, if that is known now.
     pub fn handle_path(
         &mut self,
         now: Time,
